@@ -1,0 +1,65 @@
+"""Drivetrain takes one training script from a laptop to thousands of devices.
+
+    from drivetrain import Task, Trainer, load_config
+
+Names are loaded when first used: importing the package costs milliseconds and loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from drivetrain._version import __version__
+
+if TYPE_CHECKING:
+    from drivetrain.config import ResolvedConfig, RunConfig, load_config
+    from drivetrain.core.errors import ConfigError, DrivetrainError
+    from drivetrain.train.hooks import Hook
+    from drivetrain.train.keep_loop import KeptLoop, prepare
+    from drivetrain.train.presets import DistributedConfig, PyTorchDDPTrainer
+    from drivetrain.train.task import Task, Total
+    from drivetrain.train.trainer import Trainer
+
+_HOMES = {
+    "ConfigError": "drivetrain.core.errors",
+    "DistributedConfig": "drivetrain.train.presets",
+    "DrivetrainError": "drivetrain.core.errors",
+    "Hook": "drivetrain.train.hooks",
+    "KeptLoop": "drivetrain.train.keep_loop",
+    "PyTorchDDPTrainer": "drivetrain.train.presets",
+    "ResolvedConfig": "drivetrain.config",
+    "RunConfig": "drivetrain.config",
+    "Task": "drivetrain.train.task",
+    "Total": "drivetrain.train.task",
+    "Trainer": "drivetrain.train.trainer",
+    "load_config": "drivetrain.config",
+    "prepare": "drivetrain.train.keep_loop",
+}
+
+__all__ = [
+    "ConfigError",
+    "DistributedConfig",
+    "DrivetrainError",
+    "Hook",
+    "KeptLoop",
+    "PyTorchDDPTrainer",
+    "ResolvedConfig",
+    "RunConfig",
+    "Task",
+    "Total",
+    "Trainer",
+    "__version__",
+    "load_config",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'drivetrain' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Measurements, always next to the bare engine."""

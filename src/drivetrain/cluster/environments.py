@@ -1,0 +1,184 @@
+"""The environments Drivetrain knows: each detects itself and reads its own variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from drivetrain.cluster.identity import ClusterEnvironment, Identity, whole_number
+
+
+class Torchrun:
+    """torchrun and everything built on torchelastic, `drivetrain train` included."""
+
+    name: ClassVar[str] = "torchrun"
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:
+        """Torchelastic names its run; plain env:// users set RANK and LOCAL_RANK by hand."""
+        return "TORCHELASTIC_RUN_ID" in variables or {
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "MASTER_ADDR",
+        } <= set(variables)
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:
+        """All six variables come from the agent."""
+        return _from_env_contract(Torchrun.name, variables)
+
+
+class RayTrain:
+    """A Ray Train worker: torch's variables, set by Ray's own process-group set-up."""
+
+    name: ClassVar[str] = "ray"
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:
+        """The raylet marks every worker, only Train's have a rank; a torchrun inside wins."""
+        return (
+            "RAY_RAYLET_PID" in variables
+            and {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(variables)
+            and "TORCHELASTIC_RUN_ID" not in variables
+        )
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:
+        """The same contract as torchrun; Ray spells the node's index NODE_RANK."""
+        return _from_env_contract(RayTrain.name, variables)
+
+
+def _from_env_contract(name: str, variables: Mapping[str, str]) -> Identity:
+    rank = whole_number(variables, "RANK")
+    local_world_size = whole_number(variables, "LOCAL_WORLD_SIZE", 1)
+    return Identity(
+        environment=name,
+        rank=rank,
+        local_rank=whole_number(variables, "LOCAL_RANK", 0),
+        world_size=whole_number(variables, "WORLD_SIZE"),
+        local_world_size=local_world_size,
+        node_rank=whole_number(
+            variables,
+            "GROUP_RANK",
+            whole_number(variables, "NODE_RANK", rank // max(local_world_size, 1)),
+        ),
+        main_address=variables.get("MASTER_ADDR", "127.0.0.1"),
+        main_port=whole_number(variables, "MASTER_PORT", 0),
+    )
+
+
+class Slurm:
+    """A task started by srun: Slurm says who it is, and its node list where to meet."""
+
+    name: ClassVar[str] = "slurm"
+    # Steps with ids this high are Slurm's own (batch script, interactive shell), not srun's tasks.
+    _FIRST_RESERVED_STEP: ClassVar[int] = 0xFFFFFFF0
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:
+        """Only inside an srun step: a batch script alone is one process, not a world."""
+        if not {"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_ID"} <= set(variables):
+            return False
+        return whole_number(variables, "SLURM_STEP_ID") < Slurm._FIRST_RESERVED_STEP
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:
+        """The port is derived from job and step, so that all tasks agree without talking."""
+        nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
+        node_rank = whole_number(variables, "SLURM_NODEID", 0)
+        tasks = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get(
+            "SLURM_TASKS_PER_NODE", "1"
+        )
+        job = whole_number(variables, "SLURM_JOB_ID")
+        step = whole_number(variables, "SLURM_STEP_ID", 0)
+        return Identity(
+            environment=Slurm.name,
+            rank=whole_number(variables, "SLURM_PROCID"),
+            local_rank=whole_number(variables, "SLURM_LOCALID"),
+            world_size=whole_number(
+                variables, "SLURM_STEP_NUM_TASKS", whole_number(variables, "SLURM_NTASKS", 1)
+            ),
+            local_world_size=_tasks_per_node(tasks)[node_rank],
+            node_rank=node_rank,
+            main_address=variables.get("MASTER_ADDR") or first_host(nodes),
+            main_port=whole_number(variables, "MASTER_PORT", 20000 + (job * 31 + step) % 10000),
+        )
+
+
+def first_host(node_list: str) -> str:
+    """'gpu[003-005,9],login1' → 'gpu003'."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", node_list)
+    if not match:
+        return "127.0.0.1"
+    prefix, first = match.groups()
+    return f"{prefix}{first or ''}"
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """'2(x3),1' → [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(times or 1)
+    return counts
+
+
+class Kubernetes:
+    """A pod of a Kubeflow training job that runs the script itself, one process per pod."""
+
+    name: ClassVar[str] = "kubernetes"
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:
+        """Inside a cluster, with the training operator's variables but no launcher's."""
+        inside = "KUBERNETES_SERVICE_HOST" in variables
+        pod_level = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(variables)
+        torchrun_style = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"} <= set(variables)
+        return inside and "LOCAL_RANK" not in variables and (pod_level or torchrun_style)
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:
+        """PyTorchJob speaks of RANK and WORLD_SIZE, TrainJob of PET_NODE_RANK and PET_NNODES."""
+        rank = whole_number(variables, "RANK", whole_number(variables, "PET_NODE_RANK", 0))
+        return Identity(
+            environment=Kubernetes.name,
+            rank=rank,
+            local_rank=0,
+            # PyTorchJob's WORLD_SIZE counts processes, its RANK counts pods; PET_NNODES counts pods
+            world_size=whole_number(
+                variables,
+                "PET_NNODES" if "PET_NNODES" in variables else "WORLD_SIZE",
+            ),
+            local_world_size=1,
+            node_rank=rank,
+            main_address=variables.get("MASTER_ADDR") or variables["PET_MASTER_ADDR"],
+            main_port=whole_number(
+                variables, "MASTER_PORT", whole_number(variables, "PET_MASTER_PORT", 29500)
+            ),
+        )
+
+
+class SingleProcess:
+    """No launcher around: a world of one."""
+
+    name: ClassVar[str] = "single process"
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:  # noqa: ARG004 - the last resort fits always
+        """Always: it stands last."""
+        return True
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:  # noqa: ARG004
+        """Rank 0 of 1."""
+        return Identity(SingleProcess.name, 0, 0, 1, 1, 0, "127.0.0.1", 0)
+
+
+ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
+    RayTrain,
+    Torchrun,
+    Slurm,
+    Kubernetes,
+    SingleProcess,
+)

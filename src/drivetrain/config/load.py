@@ -1,0 +1,193 @@
+"""From what was said, a file and `path.to.key=value` words, to one checked config.
+
+All problems come in one answer: wrong keys and values first, then what does not fit together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, walk_fields
+from drivetrain.config.provenance import ResolvedConfig, Source
+from drivetrain.config.rules import broken_rules
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError, Problem
+
+_Said = dict[str, tuple[Any, Source]]
+
+
+def load_config(
+    path: str | Path | None = None,
+    *,
+    argv: Sequence[str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> ResolvedConfig:
+    """The config of this script: its defaults, then a file, then the command line.
+
+    `argv` is `sys.argv[1:]` unless given; it may hold `--config FILE` and any number of
+    `path.to.key=value`. `defaults` are the script's own, nested or dotted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    file, overrides, problems = _split(words, path)
+    said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
+    if file is not None:
+        values, file_problems = _read(file)
+        problems += file_problems
+        said |= {key: (value, Source("file", str(file))) for key, value in values.items()}
+    for word in overrides:
+        key, _, text = word.partition("=")
+        said[key] = (_parse(text), Source("command line"))
+    return _check(said, problems)
+
+
+def resolve(config: RunConfig | ResolvedConfig | Mapping[str, Any]) -> ResolvedConfig:
+    """Whatever form a config comes in, checked, with its sources."""
+    if isinstance(config, ResolvedConfig):
+        return config
+    if isinstance(config, RunConfig):
+        config = config.model_dump(mode="json", exclude_unset=True)
+    said = {key: (value, Source("script")) for key, value in flatten(config).items()}
+    return _check(said, [])
+
+
+def _split(
+    words: Sequence[str], path: str | Path | None
+) -> tuple[Path | None, list[str], list[Problem]]:
+    file = Path(path) if path is not None else None
+    overrides: list[str] = []
+    problems: list[Problem] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--config":
+            file = Path(next(rest, ""))
+        elif word.startswith("--config="):
+            file = Path(word.partition("=")[2])
+        elif "=" in word and not word.startswith("-"):
+            overrides.append(word)
+        else:
+            problems.append(
+                Problem(word, "not an override", "write path.to.key=value", has_value=False)
+            )
+    return file, overrides, problems
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
+    try:
+        document = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return {}, [Problem("--config", reason, "give the path of a YAML file", str(file))]
+    except yaml.YAMLError as error:
+        return {}, [Problem("--config", _yaml_reason(error), "mend the YAML", str(file))]
+    if not isinstance(document, dict):
+        return {}, [
+            Problem("--config", "holds no keys", "write key: value lines", str(file)),
+        ]
+    if set(document) == {"config", "sources"}:  # a run.yaml, fed back in
+        document = document["config"]
+    return flatten({str(key): value for key, value in document.items()}), []
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"not YAML at line {mark.line + 1}, column {mark.column + 1} ({error.problem})"
+    return f"not YAML ({error})"
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
+    values = {key: value for key, (value, _) in said.items()}
+    problems = problems + _field_problems(values)
+    wrong = frozenset(problem.where for problem in problems)
+    good = {key: value for key, value in values.items() if key in leaf_keys() and key not in wrong}
+    placeholder = {"global_batch_size": 1} if "global_batch_size" in wrong else {}
+    config = RunConfig.model_validate(unflatten({**placeholder, **good}))
+    problems += broken_rules(config, wrong)
+    if problems:
+        raise ConfigError(problems)
+    return ResolvedConfig(config, {key: source for key, (_, source) in said.items()})
+
+
+def _field_problems(values: Mapping[str, Any]) -> list[Problem]:
+    known = {key: value for key, value in values.items() if key in leaf_keys()}
+    problems = [_unknown(key, value) for key, value in values.items() if key not in known]
+    try:
+        RunConfig.model_validate(unflatten(known))
+    except ValidationError as error:
+        by_key: dict[str, list[ErrorDetails]] = {}
+        for details in error.errors():
+            by_key.setdefault(_where(details), []).append(details)
+        problems += [_explain(where, arms) for where, arms in by_key.items()]
+    return problems
+
+
+def _unknown(key: str, value: Any) -> Problem:
+    inside = [path for path in leaf_keys() if path.startswith(f"{key}.")]
+    if inside:
+        return Problem(key, "is a section, not a value", f"set a key inside it: {inside[0]}", value)
+    near = nearest_key(key)
+    remedy = f"did you mean {near}?" if near else "`drivetrain config` lists all keys"
+    return Problem(key, "unknown key", remedy, value)
+
+
+def _explain(where: str, arms: Sequence[ErrorDetails]) -> Problem:
+    """One problem per key; a union such as "a number, or auto" reports each of its arms."""
+    first = arms[0]
+    if first["type"] == "missing":
+        return Problem(
+            where, "required, and not given", f"add it, for example {where}=64", has_value=False
+        )
+    rule = "must be " + " or ".join(_rule(details) for details in arms)
+    return Problem(where, rule, _remedy(where, arms), first["input"])
+
+
+def _where(details: ErrorDetails) -> str:
+    parts = [str(part) for part in details["loc"]]
+    # pydantic appends the arm of a union, or the index in a list, to the key's own path
+    while len(parts) > 1 and ".".join(parts) not in leaf_keys():
+        parts.pop()
+    return ".".join(parts)
+
+
+_PLAIN_RULES = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+}
+
+
+def _rule(details: ErrorDetails) -> str:
+    return _PLAIN_RULES.get(details["type"], details["msg"].removeprefix("Input should be "))
+
+
+def _remedy(where: str, arms: Sequence[ErrorDetails]) -> str:
+    for details in arms:
+        if details["type"] == "literal_error":
+            options = re.findall(r"'([^']+)'", details["ctx"]["expected"])
+            near = difflib.get_close_matches(str(details["input"]), options, n=1)
+            if near:
+                return f"did you mean {near[0]}?"
+    field = dict(walk_fields())[where]
+    if field.default is None or field.is_required():
+        return (field.description or "see `drivetrain config`").split(".")[0].lower()
+    return f"the default is {field.default}"

@@ -1,0 +1,51 @@
+"""Where each value came from, and the run.yaml that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import yaml
+
+from drivetrain.config.keys import flatten, leaf_keys, unflatten
+from drivetrain.config.schema import RunConfig
+
+SourceKind = Literal["default", "script", "file", "command line", "chosen"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who said it; for a chosen value, why."""
+
+    kind: SourceKind
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A checked config in which every value knows its source."""
+
+    config: RunConfig
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    def source(self, path: str) -> Source:
+        """Where the value at a dotted key came from."""
+        return self.sources.get(path, Source("default"))
+
+    def choose(self, path: str, value: Any, why: str) -> ResolvedConfig:
+        """A copy in which one value was chosen for the user, with the reason."""
+        flat = flatten(self.config.model_dump(mode="json")) | {path: value}
+        config = RunConfig.model_validate(unflatten(flat))
+        return replace(self, config=config, sources={**self.sources, path: Source("chosen", why)})
+
+    def to_yaml(self) -> str:
+        """run.yaml: `config` can be fed back in; `sources` explains it."""
+        document = {
+            "config": self.config.model_dump(mode="json"),
+            "sources": {path: str(self.source(path)) for path in leaf_keys()},
+        }
+        return yaml.safe_dump(document, sort_keys=False, width=100)

@@ -1,0 +1,191 @@
+"""Every key a run understands. Frozen, and strict about names: a typo is an error, not a default.
+
+Names are the ones people already have in their fingers: Hugging Face's for optimisation,
+torchtitan's for the axes, torch's own for what is handed straight to DDP, FSDP2 and the scaler.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A frozen group of keys that refuses what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Optimization(Section):
+    """The learning rate and what is done to gradients. All of it counts optimizer steps."""
+
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate, before `learning_rate_scaling`."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the schedule after warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where `linear` and `cosine` end, as a fraction of the peak."""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Scale `learning_rate` by (global_batch_size / base_batch_size), or by its square root."""
+    base_batch_size: int | None = Field(default=None, gt=0)
+    """The global batch size that `learning_rate` was tuned for."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """For the default optimizer (AdamW); a task with its own optimizer sets its own."""
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    """Clip the global gradient norm to this; null leaves gradients alone."""
+
+
+class Scaler(Section):
+    """torch.amp.GradScaler's settings, used when precision.dtype is fp16."""
+
+    init_scale: float = Field(default=65536.0, gt=0)
+    """First loss scale."""
+    growth_factor: float = Field(default=2.0, gt=1)
+    """Multiply the scale by this after `growth_interval` clean steps."""
+    backoff_factor: float = Field(default=0.5, gt=0, lt=1)
+    """Multiply the scale by this after a step with infinities."""
+    growth_interval: int = Field(default=2000, gt=0)
+    """Clean steps in a row before the scale grows."""
+
+
+class Precision(Section):
+    """Number formats. Weights and optimizer state stay in fp32."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What the model computes in; bf16 and fp16 run under autocast."""
+    scaler: Scaler = Scaler()
+    """Loss scaling for fp16."""
+
+
+class DDP(Section):
+    """Handed to torch's DistributedDataParallel."""
+
+    find_unused_parameters: bool = False
+    """Search for parameters that took no part in a step. Costs a graph walk per step."""
+    bucket_cap_mb: float = Field(default=25.0, gt=0)
+    """Gradients travel in buckets of this size, overlapped with backward."""
+    gradient_as_bucket_view: bool = True
+    """Gradients live inside the buckets, which saves one copy of them."""
+    static_graph: bool = False
+    """Promise torch that every step uses the same parameters."""
+
+
+class FSDP(Section):
+    """Handed to torch's FSDP2 `fully_shard`."""
+
+    shard_modules: tuple[str, ...] = ()
+    """Class names to shard one by one; empty: the repeated blocks of the model are found."""
+    reshard_after_forward: bool = True
+    """Free gathered weights after forward (less memory), or keep them (less traffic)."""
+
+
+class Parallel(Section):
+    """How the model is spread."""
+
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: a full copy per rank. fsdp: weights, gradients and optimizer state in shards."""
+    dp_replicate: int | Literal["auto"] = "auto"
+    """Number of copies of the model. With fsdp and dp_shard > 1 this makes HSDP."""
+    dp_shard: int | Literal["auto"] = "auto"
+    """Number of ranks that share one copy."""
+    ddp: DDP = DDP()
+    """Details for strategy ddp."""
+    fsdp: FSDP = FSDP()
+    """Details for strategy fsdp."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """How long a collective may wait for the other ranks."""
+
+
+class Memory(Section):
+    """Trading time for memory."""
+
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """full: recompute each repeated block's activations in backward instead of keeping them."""
+
+
+class Compile(Section):
+    """torch.compile, off unless asked for."""
+
+    enabled: bool = False
+    """Compile the model."""
+    backend: str = "inductor"
+    """Compiler backend."""
+    mode: str | None = None
+    """torch.compile's mode, for example max-autotune."""
+
+
+class Data(Section):
+    """How samples reach the model. None of it changes which samples make up a step."""
+
+    shuffle: bool = True
+    """Draw a new order each epoch from the seed; a DataLoader passed to fit() decides itself."""
+    num_workers: int = Field(default=0, ge=0)
+    """Loader processes per rank."""
+    prefetch_factor: int = Field(default=2, gt=0)
+    """Micro-batches each loader process keeps ready."""
+    pin_memory: bool | Literal["auto"] = "auto"
+    """Page-locked memory for faster copies to a GPU; auto: only with CUDA."""
+    iterable_sharding: Literal["same_stream", "own_shard"] = "same_stream"
+    """same_stream: every rank reads the stream and keeps its part: same numbers at any world size.
+    own_shard: a rank reads only its own shard: less reading, numbers depend on the world size."""
+
+
+class Evaluation(Section):
+    """When and how the validation data is gone through. Every sample counts exactly once."""
+
+    every_steps: int | None = Field(default=None, gt=0)
+    """Evaluate each so many steps; null: at the end of each epoch, and of the run."""
+    batch_size: int | None = Field(default=None, gt=0)
+    """Samples per forward; null: the micro-batch size."""
+
+
+class Record(Section):
+    """What a run writes and shows."""
+
+    logging_steps: int = Field(default=10, gt=0)
+    """Metrics are reduced over ranks, written and shown each so many steps."""
+    sinks: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard",)
+    """Where scalars go besides the event files."""
+    progress: Literal["auto", "rich", "plain", "none"] = "auto"
+    """The line rank 0 shows; auto: rich on a terminal, plain lines elsewhere."""
+
+
+class RunConfig(Section):
+    """One run, from its first step to its last."""
+
+    global_batch_size: int = Field(gt=0)
+    """Samples per optimizer step over all ranks. Never changed by the number of ranks."""
+    micro_batch_size: int | Literal["auto"] = "auto"
+    """Samples that go through the model at once. auto: each rank's whole share of the batch."""
+    max_steps: int | None = Field(default=None, gt=0)
+    """Optimizer steps in the run; wins over num_train_epochs."""
+    num_train_epochs: int | None = Field(default=None, gt=0)
+    """Passes over the training data."""
+    seed: int = Field(default=42, ge=0, lt=2**63)
+    """Sample order, initial weights and dropout all follow from it."""
+    reproducibility: Literal["standard", "bitwise"] = "standard"
+    """bitwise: the same weights, bit for bit, at any number of data-parallel ranks."""
+    name: str | None = None
+    """Name of the run; null: the time it started."""
+    output_dir: Path = Path("runs")
+    """Run directories are made here."""
+    optimization: Optimization = Optimization()
+    """Learning rate, schedule, clipping."""
+    precision: Precision = Precision()
+    """Number formats."""
+    parallel: Parallel = Parallel()
+    """How the model is spread."""
+    memory: Memory = Memory()
+    """Recomputation."""
+    compile: Compile = Compile()
+    """torch.compile."""
+    data: Data = Data()
+    """Loading."""
+    evaluation: Evaluation = Evaluation()
+    """Validation."""
+    record: Record = Record()
+    """Events, sinks, progress."""

@@ -1,0 +1,75 @@
+"""Errors whose type says what to do next, each with its own exit code.
+
+Every message a user can act on has one form::
+
+    where = value: rule broken; what to do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, and how to put it right."""
+
+    where: str
+    rule: str
+    remedy: str
+    value: Any = None
+    has_value: bool = True
+
+    def __str__(self) -> str:
+        shown = f" = {_shown(self.value)}" if self.has_value else ""
+        return f"{self.where}{shown}: {self.rule}; {self.remedy}"
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class DrivetrainError(Exception):
+    """Anything Drivetrain raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(DrivetrainError):
+    """What the user said cannot be done as said. Carries every problem, not the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+class LayoutError(ConfigError):
+    """The ranks there are cannot be arranged as asked."""
+
+    exit_code = 3
+
+
+class EnvironmentProblem(ConfigError):
+    """The machine, the scheduler's variables or a missing library stand in the way."""
+
+    exit_code = 4
+
+
+class WorkerFailure(DrivetrainError):
+    """A rank failed; the message is that rank's own."""
+
+    exit_code = 5
+
+
+class NonFiniteLoss(DrivetrainError):
+    """The loss stopped being a number; training on would only hide it."""
+
+    exit_code = 6

@@ -1,0 +1,166 @@
+"""BatchPlan: which samples make up step k, cut into micro-batches, dealt to ranks.
+
+A step's samples depend on (length, seed, step); its micro-batches on those and the micro-batch
+size; who works on which micro-batch on the number of ranks. Only the last of these changes with the
+cluster, and it changes no number.
+
+An epoch's last batch may be short. Its samples are then shared out evenly over the same number of
+micro-batches, and weighted by their true count; nothing is padded, nothing dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.permutation import Order
+
+
+class MicroBatch(NamedTuple):
+    """What one rank takes through the model at once. Without samples it only keeps step."""
+
+    step: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    start: int
+    """Position of its first sample in the epoch's order."""
+    stop: int
+    batch_samples: int
+    """Samples in the whole global batch."""
+    epoch: int
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in this micro-batch."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Arithmetic of one run's batches. Pure; no data is touched."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    num_ranks: int
+    length: int | None
+    """Number of samples; None for a stream."""
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Per step, over all ranks."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per rank and step."""
+        return -(-self.num_micro_batches // self.num_ranks)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None for a stream, which ends when it ends."""
+        return None if self.length is None else -(-self.length // self.global_batch_size)
+
+    def block(self, rank: int) -> range:
+        """The micro-batch indices that `rank` works on: neighbours, so that sums stay local."""
+        start = min(rank * self.accumulation, self.num_micro_batches)
+        return range(start, min(start + self.accumulation, self.num_micro_batches))
+
+    def blocks(self) -> list[range]:
+        """Every rank's block."""
+        return [self.block(rank) for rank in range(self.num_ranks)]
+
+    def micro_batches(self, step: int, rank: int) -> list[MicroBatch]:
+        """What `rank` does in `step`: always `accumulation` entries, so that ranks keep step."""
+        if self.length is None or self.steps_per_epoch is None:
+            raise ValueError("a stream has no steps known in advance")
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        first = step_in_epoch * self.global_batch_size
+        batch_samples = min(self.global_batch_size, self.length - first)
+        return self.cut(MicroBatch(step, -1, first, first, batch_samples, epoch), rank)
+
+    def cut(self, whole: MicroBatch, rank: int) -> list[MicroBatch]:
+        """`rank`'s part of a global batch that starts at `whole.start`.
+
+        A turn without samples keeps the position of the batch's first one: a rank that must take
+        part all the same runs that sample with weight zero.
+        """
+        turns = []
+        for index in self.block(rank):
+            low, high = share(whole.batch_samples, self.num_micro_batches, index)
+            if low == high:
+                turns.append(whole._replace(index=index))
+            else:
+                turns.append(
+                    whole._replace(index=index, start=whole.start + low, stop=whole.start + high)
+                )
+        return turns + [whole] * (self.accumulation - len(turns))
+
+    def __str__(self) -> str:
+        idle = self.accumulation * self.num_ranks - self.num_micro_batches
+        note = f" ({idle} of {idle + self.num_micro_batches} turns idle)" if idle else ""
+        return (
+            f"{self.global_batch_size} samples a step = micro-batch {self.micro_batch_size} × "
+            f"accumulation {self.accumulation} × {self.num_ranks} "
+            f"rank{'s' if self.num_ranks > 1 else ''}{note}"
+        )
+
+
+def share(num_samples: int, num_parts: int, index: int) -> tuple[int, int]:
+    """Part `index` of `num_samples` cut into parts whose sizes differ by at most one."""
+    size, extra = divmod(num_samples, num_parts)
+    start = index * size + min(index, extra)
+    return start, start + size + (index < extra)
+
+
+def solve_micro_batch(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
+    """Choose the micro-batch size when the user left it open, and say why."""
+    config = resolved.config
+    if config.micro_batch_size != "auto":
+        return resolved
+    size, rest = divmod(config.global_batch_size, num_ranks)
+    if rest:
+        near = max(size, 1) * num_ranks
+        raise ConfigError(
+            [
+                Problem(
+                    "global_batch_size",
+                    f"does not divide into {num_ranks} equal micro-batches",
+                    f"use {near} or {near + num_ranks}, or set micro_batch_size",
+                    config.global_batch_size,
+                )
+            ]
+        )
+    plural = "ranks, one micro-batch each" if num_ranks > 1 else "rank in one micro-batch"
+    return resolved.choose(
+        "micro_batch_size",
+        size,
+        f"{config.global_batch_size} samples over {num_ranks} {plural}; "
+        "set it to keep dropout the same at another number of ranks",
+    )
+
+
+@dataclass
+class IdCache:
+    """Sample ids by position; a block of the order is computed at once and kept."""
+
+    length: int
+    seed: int
+    shuffle: bool
+    _epoch: int = -1
+    _start: int = 0
+    _ids: list[int] = field(default_factory=list)
+
+    _BLOCK = 1 << 16
+
+    def ids(self, epoch: int, start: int, stop: int) -> list[int]:
+        """The sample ids at positions start … stop - 1 of an epoch."""
+        if not self.shuffle:
+            return list(range(start, stop))
+        end = self._start + len(self._ids)
+        if epoch != self._epoch or start < self._start or stop > end:
+            order = Order(self.length, self.seed, epoch)
+            block_stop = min(self.length, max(stop, start + self._BLOCK))
+            self._epoch, self._start = epoch, start
+            self._ids = order.ids(start, block_stop).tolist()
+        return self._ids[start - self._start : stop - self._start]

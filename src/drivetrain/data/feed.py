@@ -1,0 +1,96 @@
+"""Feeds: step by step, a rank's micro-batches with their samples.
+
+    for turns in feed.steps(first_step):      # one entry per optimizer step
+        for micro, batch in turns:            # this rank's turns in it, always the same number
+
+`MapFeed` serves datasets with a length, `stream.StreamFeed` those without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from drivetrain.data.batches import BatchPlan, IdCache, MicroBatch
+from drivetrain.data.keys import DATA, fold
+from drivetrain.data.seeding import seed_data
+from drivetrain.data.sources import Source
+
+Turn = tuple[MicroBatch, Any]
+
+
+class Feed(Protocol):
+    """A rank's share of the training data."""
+
+    plan: BatchPlan
+
+    def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
+        """One iterator of turns per step, until the steps or the epochs are through."""
+        ...
+
+
+class MapFeed:
+    """A dataset with a length: torch's DataLoader reads it, the plan says what."""
+
+    def __init__(self, source: Source, plan: BatchPlan, rank: int, seed: int) -> None:
+        self.plan = plan
+        self._source = source
+        self._rank = rank
+        self._seed = seed
+
+    def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
+        """One loader for the whole run: its workers are started once."""
+        per_epoch = self.plan.steps_per_epoch
+        if total_steps is None:
+            if per_epoch is None or num_epochs is None:
+                raise ValueError("either total_steps or num_epochs of a known length is needed")
+            total_steps = per_epoch * num_epochs
+        order = PlannedOrder(self.plan, self._rank, total_steps)
+        keyed = KeyedDataset(self._source, self._seed)
+        loader: DataLoader[Any] = DataLoader(
+            keyed,
+            batch_sampler=order,
+            collate_fn=self._source.collate,
+            **self._source.loader_options,
+        )
+        batches = iter(loader)
+        for step in range(total_steps):
+            yield zip(self.plan.micro_batches(step, self._rank), batches, strict=False)
+
+
+class PlannedOrder(Sampler[list[int]]):
+    """Hands the loader whole micro-batches: what to read and under which key."""
+
+    def __init__(self, plan: BatchPlan, rank: int, total_steps: int) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._total_steps = total_steps
+
+    def __len__(self) -> int:
+        return self._total_steps * self._plan.accumulation
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in range(self._total_steps):
+            yield from self._plan.micro_batches(step, self._rank)
+
+
+class KeyedDataset(Dataset[Any]):
+    """Reads a micro-batch's samples under random streams keyed by (seed, step, index)."""
+
+    def __init__(self, source: Source, seed: int) -> None:
+        if source.length is None:
+            raise ValueError("a stream has no order to key")
+        self._dataset = source.dataset
+        self._seed = seed
+        self._ids = IdCache(source.length, seed, source.shuffle)
+
+    def __getitems__(self, micro: MicroBatch) -> list[Any]:
+        seed_data(fold(self._seed, DATA, micro.step, micro.index + 1))
+        stop = max(micro.stop, micro.start + 1)
+        ids = self._ids.ids(micro.epoch, micro.start, stop)
+        if hasattr(self._dataset, "__getitems__"):
+            samples: list[Any] = self._dataset.__getitems__(ids)
+            return samples
+        return [self._dataset[i] for i in ids]

@@ -1,0 +1,23 @@
+"""Setting the random streams of this process from a key."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+
+
+def seed_model(seed: int, device: torch.device) -> None:
+    """Torch's streams on the CPU and on the rank's device: dropout and the like."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def seed_data(seed: int) -> None:
+    """Torch's, Python's and numpy's streams: whatever a dataset's augmentation may draw from."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)

@@ -1,0 +1,121 @@
+"""What a user passes to fit(): a dataset, a DataLoader or a stream, taken apart once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from drivetrain.config.schema import Data
+from drivetrain.core.errors import ConfigError, Problem
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from, and how they are put together."""
+
+    dataset: Any
+    length: int | None
+    """None: a stream."""
+    shuffle: bool
+    collate: Collate = default_collate
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+
+    @property
+    def loader_options(self) -> dict[str, Any]:
+        """The options of torch's DataLoader that do not decide which samples are read."""
+        options: dict[str, Any] = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
+        if self.num_workers:
+            options["prefetch_factor"] = self.prefetch_factor
+        return options
+
+
+def source_from(data: Any, config: Data, *, has_cuda: bool) -> Source:
+    """Read the user's object. A DataLoader brings its own collate, workers and shuffling."""
+    pin_memory = has_cuda if config.pin_memory == "auto" else config.pin_memory
+    if isinstance(data, DataLoader):
+        dataset = data.dataset
+        return Source(
+            dataset=dataset,
+            length=_length(dataset),
+            shuffle=_shuffles(data),
+            collate=data.collate_fn or default_collate,
+            num_workers=max(config.num_workers, data.num_workers),
+            prefetch_factor=data.prefetch_factor or config.prefetch_factor,
+            pin_memory=pin_memory or data.pin_memory,
+        )
+    if not isinstance(data, Dataset) and not hasattr(data, "__getitem__") and not is_stream(data):
+        raise ConfigError(
+            [
+                Problem(
+                    "data",
+                    "neither a dataset nor something to iterate over",
+                    "pass a Dataset, a DataLoader or an iterable",
+                    type(data).__name__,
+                )
+            ]
+        )
+    return Source(
+        dataset=data,
+        length=_length(data),
+        shuffle=config.shuffle,
+        num_workers=config.num_workers,
+        prefetch_factor=config.prefetch_factor,
+        pin_memory=pin_memory,
+    )
+
+
+def is_stream(data: Any) -> bool:
+    """Whether samples can only be read in order."""
+    return isinstance(data, IterableDataset) or (
+        isinstance(data, Iterable) and not hasattr(data, "__getitem__")
+    )
+
+
+def _length(dataset: Any) -> int | None:
+    if is_stream(dataset):
+        return None
+    length = len(dataset)
+    if length == 0:
+        raise ConfigError(
+            [Problem("data", "has no samples", "pass a dataset with at least one", has_value=False)]
+        )
+    return length
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """What the loader's sampler does; a sampler of one's own cannot be kept at any world size."""
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler = loader.sampler
+    if isinstance(sampler, DistributedSampler):
+        return bool(sampler.shuffle)
+    if isinstance(sampler, RandomSampler):
+        return True
+    if isinstance(sampler, SequentialSampler) and loader.batch_sampler is not None:
+        return False
+    raise ConfigError(
+        [
+            Problem(
+                "DataLoader sampler",
+                "Drivetrain decides which samples make up a step, so that it is the same at any "
+                "world size",
+                "pass the dataset; weight or filter inside it",
+                type(sampler).__name__,
+            )
+        ]
+    )

@@ -1,0 +1,181 @@
+"""StreamFeed: samples that can only be read in order.
+
+`same_stream`: every rank reads the whole stream, cuts it into global batches and keeps its own
+micro-batches, so the numbers are those of one process. `own_shard`: a rank reads only its own part
+(the dataset's `shard()`, or every n-th sample); ranks agree on each step's true size, and one whose
+part has ended keeps step, with weight zero, until all have ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.batches import BatchPlan, MicroBatch
+from drivetrain.data.feed import Turn
+from drivetrain.data.keys import DATA, fold
+from drivetrain.data.seeding import seed_data
+from drivetrain.data.sources import Source
+
+SumOverRanks = Callable[[int], int]
+
+
+class StreamFeed:
+    """A rank's share of a stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: BatchPlan,
+        rank: int,
+        seed: int,
+        sum_over_ranks: SumOverRanks | None = None,
+    ) -> None:
+        self.plan = plan
+        self._source = source
+        self._rank = rank
+        self._seed = seed
+        self._sum = sum_over_ranks
+        """Given for own_shard, where only the ranks together know a step's size."""
+
+    def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
+        """Epoch after epoch, until the steps or the epochs are through."""
+        step = 0
+        # without a number of steps the epochs end the run; with one, epochs go on as needed
+        limit = num_epochs if total_steps is None else None
+        for epoch in itertools.count():
+            if epoch == limit:
+                return
+            start_of_epoch = step
+            for turns in self._epoch(epoch, step):
+                if total_steps is not None and step == total_steps:
+                    return
+                yield iter(turns)
+                step += 1
+            if step == start_of_epoch:
+                raise ConfigError(
+                    [
+                        Problem(
+                            "data",
+                            f"the stream has no samples in epoch {epoch}",
+                            "give it at least one, or pass a dataset that can be read again",
+                            has_value=False,
+                        )
+                    ]
+                )
+            if step == total_steps:
+                return
+
+    def _epoch(self, epoch: int, step: int) -> Iterator[list[Turn]]:
+        reader = (
+            SameStream(self._source, self.plan, self._rank, self._seed)
+            if self._sum is None
+            else OwnShard(self._source, self.plan, self._rank, self._seed)
+        )
+        reader.begin(epoch, step)
+        loader: DataLoader[Any] = DataLoader(
+            reader, batch_size=None, collate_fn=_as_is, **self._source.loader_options
+        )
+        turns = iter(loader)
+        if self._sum is None:
+            while group := list(itertools.islice(turns, self.plan.accumulation)):
+                yield group
+        else:
+            yield from self._agreed(turns, self._sum)
+
+    def _agreed(self, turns: Iterator[Turn], sum_over_ranks: SumOverRanks) -> Iterator[list[Turn]]:
+        last: list[Turn] = []
+        while True:
+            group = list(itertools.islice(turns, self.plan.accumulation))
+            total = sum_over_ranks(sum(micro.num_samples for micro, _ in group))
+            if total == 0:
+                return
+            if not group:
+                if not last:
+                    raise ConfigError(
+                        [
+                            Problem(
+                                "data.iterable_sharding",
+                                f"rank {self._rank}'s shard of the stream is empty",
+                                "use same_stream, or fewer ranks",
+                                "own_shard",
+                            )
+                        ]
+                    )
+                group = [(micro._replace(start=0, stop=0), batch) for micro, batch in last]
+            last = group
+            yield [(micro._replace(batch_samples=total), batch) for micro, batch in group]
+
+
+def _as_is(item: Any) -> Any:
+    return item
+
+
+class SameStream(IterableDataset[Turn]):
+    """Reads everything, keeps this rank's micro-batches."""
+
+    def __init__(self, source: Source, plan: BatchPlan, rank: int, seed: int) -> None:
+        self._source = source
+        self._plan = plan
+        self._rank = rank
+        self._seed = seed
+        self._epoch = 0
+        self._step = 0
+
+    def begin(self, epoch: int, step: int) -> None:
+        """Where the next iteration starts counting."""
+        self._epoch, self._step = epoch, step
+
+    def __iter__(self) -> Iterator[Turn]:
+        worker = get_worker_info()
+        worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        # The loader takes from its workers in turn: worker w makes every num_workers-th turn.
+        for turn, (micro, samples) in enumerate(self._turns()):
+            if turn % num_workers == worker_id:
+                seed_data(fold(self._seed, DATA, micro.step, micro.index + 1))
+                yield micro, self._source.collate(samples)
+
+    def _samples(self) -> Iterator[Any]:
+        dataset = self._source.dataset
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(self._epoch)
+        samples: Iterator[Any] = iter(dataset)
+        return samples
+
+    def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
+        size = self._plan.global_batch_size
+        for step, chunk in enumerate(_chunks(self._samples(), size), self._step):
+            whole = MicroBatch(step, -1, 0, 0, len(chunk), self._epoch)
+            for micro in self._plan.cut(whole, self._rank):
+                yield micro, chunk[micro.start : max(micro.stop, micro.start + 1)]
+
+
+class OwnShard(SameStream):
+    """Reads this rank's part only; a step's true size is agreed on later."""
+
+    def _samples(self) -> Iterator[Any]:
+        dataset, num_ranks = self._source.dataset, self._plan.num_ranks
+        if hasattr(dataset, "shard"):
+            shard: Iterator[Any] = iter(dataset.shard(num_shards=num_ranks, index=self._rank))
+            return shard
+        return itertools.islice(super()._samples(), self._rank, None, num_ranks)
+
+    def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
+        own = len(self._plan.block(self._rank)) * self._plan.micro_batch_size
+        alone = BatchPlan(own, self._plan.micro_batch_size, 1, None)
+        first_index = self._plan.block(self._rank).start
+        for step, chunk in enumerate(_chunks(self._samples(), own), self._step):
+            whole = MicroBatch(step, -1, 0, 0, len(chunk), self._epoch)
+            for micro in alone.cut(whole, 0):
+                samples = chunk[micro.start : max(micro.stop, micro.start + 1)]
+                yield micro._replace(index=first_index + micro.index), samples
+
+
+def _chunks(samples: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(samples)
+    while chunk := list(itertools.islice(rest, size)):
+        yield chunk

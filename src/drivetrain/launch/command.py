@@ -1,0 +1,138 @@
+"""What was typed after `drivetrain train`, taken apart.
+
+    drivetrain train [flags] SCRIPT [flags] [the script's own arguments]
+
+Flags are torchrun's, read from torchrun's own parser so that none is missing, and the names other
+documents use (`--script`, `--num-gpus` …). After the script only flags that start ranks are taken;
+the first word that is not one of them begins the script's arguments, and `--` ends the search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drivetrain.core.errors import ConfigError, Problem
+
+_ALIASES = {
+    "--num-gpus": "--nproc-per-node",
+    "--num_gpus": "--nproc-per-node",
+    "--gpus-per-node": "--nproc-per-node",
+    "--gpus_per_node": "--nproc-per-node",
+    "--num-nodes": "--nnodes",
+    "--num_nodes": "--nnodes",
+}
+_AFTER_SCRIPT = {
+    "--nproc-per-node",
+    "--nnodes",
+    "--node-rank",
+    "--standalone",
+    "--max-restarts",
+    "--monitor-interval",
+    "--master-addr",
+    "--master-port",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+}
+BACKENDS = {"pytorch-ddp", "ddp", "torch", "gloo", "nccl"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A script, its arguments, and how its ranks are to be started."""
+
+    script: str
+    script_args: tuple[str, ...]
+    launcher_args: tuple[str, ...]
+    """torchrun's flags, spelled torchrun's way."""
+
+    @property
+    def torchrun_args(self) -> list[str]:
+        """The same as a torchrun command line."""
+        return [*self.launcher_args, self.script, *self.script_args]
+
+
+def parse_command(words: Sequence[str], torchrun: argparse.ArgumentParser) -> Command:
+    """Take a command line apart; torchrun's parser says which flags there are."""
+    takes_value = _flags(torchrun)
+    queue = list(words)
+    launcher: list[str] = []
+    script: str | None = None
+    is_positional = False  # a script that was only named (--script) may be followed by any flag
+    while queue:
+        word = queue[0]
+        name, has_value, _ = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        flag = name if is_positional else _ALIASES.get(name, name)
+        if word == "--":
+            queue.pop(0)
+            break
+        if not is_positional and flag in ("--script", "--backend"):
+            value = _value(queue, word)
+            if flag == "--script":
+                script = value
+            else:
+                _check_backend(value)
+        elif flag in takes_value and (not is_positional or flag in _AFTER_SCRIPT):
+            if takes_value[flag]:
+                launcher.append(f"{flag}={_value(queue, word)}")
+            else:
+                queue.pop(0)
+                launcher.append(flag)
+        elif script is None and not word.startswith("-"):
+            script, is_positional = queue.pop(0), True
+        elif script is None:
+            raise ConfigError([_unknown_flag(word, has_value, takes_value)])
+        else:
+            break
+    if script is None:
+        raise ConfigError(
+            [Problem("SCRIPT", "not given", "drivetrain train your_script.py", has_value=False)]
+        )
+    return Command(script, tuple(queue), tuple(launcher))
+
+
+def _flags(torchrun: argparse.ArgumentParser) -> dict[str, bool]:
+    """Each of torchrun's flags, with dashes, and whether it takes a value."""
+    return {
+        option.replace("_", "-") if option.startswith("--") else option: action.nargs != 0
+        for action in torchrun._actions  # noqa: SLF001 - argparse has no public list of flags
+        for option in action.option_strings
+        if option not in ("-h", "--help")
+    }
+
+
+def _value(queue: list[str], word: str) -> str:
+    """The value of the flag at the head of the queue; takes both off it."""
+    queue.pop(0)
+    _, has_value, value = word.partition("=")
+    if has_value:
+        return value
+    if not queue:
+        raise ConfigError([Problem(word, "needs a value", f"{word} VALUE", has_value=False)])
+    return queue.pop(0)
+
+
+def _check_backend(name: str) -> None:
+    if name not in BACKENDS:
+        raise ConfigError(
+            [
+                Problem(
+                    "--backend",
+                    "not available in this release",
+                    "use pytorch-ddp; the script's config chooses ddp or fsdp",
+                    name,
+                )
+            ]
+        )
+
+
+def _unknown_flag(word: str, has_value: str, known: dict[str, bool]) -> Problem:
+    name = word.partition("=")[0] if has_value else word
+    near = difflib.get_close_matches(name, [*known, *_ALIASES, "--script", "--backend"], n=1)
+    remedy = f"did you mean {near[0]}?" if near else "the script's own flags go after the script"
+    return Problem(word, "unknown flag", remedy, has_value=False)

@@ -1,0 +1,88 @@
+"""Which rank failed first, and what it said. Pure: from exit facts to one verdict."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What a rank says when it only noticed that another one is gone.
+_COLLATERAL = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|connectFullMesh failed|Socket closed|"
+    r"DistNetworkError|DistStoreError|recvValueWithTimeout|failed to recv",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How one rank ended. `exit_code` is negative for a signal, as Python has it."""
+
+    rank: int
+    pid: int
+    exit_code: int
+    error: str = ""
+    """The rank's own traceback, when it had the chance to leave one."""
+    at_s: float = 0.0
+
+    @property
+    def killed_by(self) -> str | None:
+        """The signal's name."""
+        if self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+    @property
+    def was_ended_by_us(self) -> bool:
+        """The launcher ends the remaining ranks with SIGTERM."""
+        return self.killed_by == "SIGTERM"
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether it only noticed that another rank is gone."""
+        last_line = self.error.strip().rpartition("\n")[2]
+        return bool(self.error) and bool(_COLLATERAL.search(last_line))
+
+    @property
+    def process_exit_code(self) -> int:
+        """What a shell would report."""
+        return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
+
+
+def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
+    """The failure the others followed from."""
+
+    def order(failure: RankFailure) -> tuple[int, float]:
+        if failure.was_ended_by_us:
+            return 3, failure.at_s
+        if failure.is_collateral:
+            return 2, failure.at_s
+        return (0 if failure.killed_by else 1), failure.at_s
+
+    return min(failures, key=order)
+
+
+def verdict(failures: Sequence[RankFailure], host: str) -> str:
+    """What the user reads: the consequences folded, the cause in full and last."""
+    cause = root_cause(failures)
+    text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {_how(cause)}"
+    others = sorted(failure.rank for failure in failures if failure is not cause)
+    if others:
+        ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        text += f"\n({ranks} stopped because of it)"
+    return f"{text}\n\n{cause.error.rstrip()}" if cause.error else text
+
+
+def _how(failure: RankFailure) -> str:
+    if failure.killed_by == "SIGKILL":
+        return (
+            "killed by SIGKILL, without a traceback; if nobody did it by hand, the system ran "
+            "out of memory (see dmesg), so use a smaller micro_batch_size or fewer ranks"
+        )
+    if failure.killed_by:
+        return f"killed by {failure.killed_by}"
+    return f"exit code {failure.exit_code}"

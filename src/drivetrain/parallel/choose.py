@@ -1,0 +1,23 @@
+"""From the config's word for a strategy to the strategy."""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.parallel.bitwise import BitwiseStrategy
+from drivetrain.parallel.ddp import DDPStrategy
+from drivetrain.parallel.strategy import Strategy
+
+COMPUTE_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
+    """The strategy a config asks for; `micro_batch_blocks` are each rank's micro-batch indices."""
+    if config.parallel.strategy == "fsdp":
+        from drivetrain.parallel.fsdp import FSDPStrategy  # half a second that ddp need not wait
+
+        return FSDPStrategy(config.parallel.fsdp, COMPUTE_DTYPES[config.precision.dtype])
+    if config.reproducibility == "bitwise":
+        return BitwiseStrategy(config.parallel.ddp, micro_batch_blocks)
+    return DDPStrategy(config.parallel.ddp)

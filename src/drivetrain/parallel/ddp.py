@@ -1,0 +1,70 @@
+"""ddp: a full copy of the model per rank; gradients are averaged while backward runs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import DDP
+from drivetrain.core.errors import Problem
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
+from drivetrain.parallel.whole import NOTHING, Whole
+from drivetrain.parallel.world import World
+
+
+class DDPStrategy:
+    """torch's DistributedDataParallel."""
+
+    name = "ddp"
+
+    def __init__(self, config: DDP) -> None:
+        self._config = config
+
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """A full copy must fit on a device."""
+        remedy = "use parallel.strategy=fsdp, which shards all three"
+        return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
+
+    def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
+        """Everything in full; a ring all-reduce sends each gradient (n - 1)/n times, twice."""
+        ranks = layout.dp
+        return Cost(
+            profile.parameter_bytes,
+            profile.parameter_bytes,
+            profile.optimizer_bytes,
+            2 * profile.parameter_bytes * (ranks - 1) // ranks,
+        )
+
+    def apply(self, model: nn.Module, world: World) -> Spread:
+        """Wrap the model; a single rank needs no wrapper."""
+        if world.layout.dp == 1:
+            return Whole(model)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[world.device] if world.device.type == "cuda" else None,
+            bucket_cap_mb=self._config.bucket_cap_mb,
+            find_unused_parameters=self._config.find_unused_parameters,
+            gradient_as_bucket_view=self._config.gradient_as_bucket_view,
+            static_graph=self._config.static_graph,
+        )
+        return Replicated(wrapped, world.layout.dp)
+
+
+class Replicated(Whole):
+    """A DDP-wrapped model. Each rank holds the averaged gradients in full, as `Whole` does."""
+
+    needs_every_turn = True
+
+    def __init__(self, wrapped: DistributedDataParallel, num_ranks: int) -> None:
+        super().__init__(wrapped.module)
+        self.module = wrapped
+        self.loss_multiplier = float(num_ranks)  # DDP divides by the number of ranks
+        self._wrapped = wrapped
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Only the last micro-batch synchronises."""
+        return NOTHING if is_last else self._wrapped.no_sync()

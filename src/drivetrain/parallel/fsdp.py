@@ -1,0 +1,125 @@
+"""fsdp: weights, gradients and optimizer state in shards (FSDP2 `fully_shard`).
+
+With `dp_replicate` copies of `dp_shard` shards this is HSDP: weights are gathered inside a copy,
+gradients reduced inside it and then averaged over the copies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import FSDP
+from drivetrain.core.errors import Problem
+from drivetrain.parallel.blocks import blocks_named, repeated_blocks
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
+from drivetrain.parallel.whole import NOTHING, Whole
+from drivetrain.parallel.world import World
+
+
+class FSDPStrategy:
+    """torch's FSDP2."""
+
+    name = "fsdp"
+
+    def __init__(self, config: FSDP, compute_dtype: torch.dtype | None = None) -> None:
+        self._config = config
+        self._compute_dtype = compute_dtype
+
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """There must be something to shard over, and the shards must fit."""
+        if layout.dp_shard == 1 and layout.dp > 1:
+            return [
+                Problem(
+                    "parallel.dp_shard",
+                    "fsdp has nothing to shard over",
+                    "give dp_shard at least 2 ranks, or use parallel.strategy=ddp",
+                    layout.dp_shard,
+                )
+            ]
+        return memory_problems(self.cost(profile, layout, cluster), cluster, "use more ranks")
+
+    def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
+        """A shard of everything; weights gathered twice, gradients scattered once per step."""
+        shards, copies = layout.dp_shard, layout.dp_replicate
+        gathers = 2 if self._config.reshard_after_forward else 1
+        within = (gathers + 1) * profile.parameter_bytes * (shards - 1) // shards
+        across = 2 * (profile.parameter_bytes // shards) * (copies - 1) // copies
+        return Cost(
+            profile.parameter_bytes // shards,
+            profile.parameter_bytes // shards,
+            profile.optimizer_bytes // shards,
+            within + across,
+        )
+
+    def apply(self, model: nn.Module, world: World) -> Spread:
+        """Shard the blocks, then what is left at the root."""
+        if world.layout.dp == 1 or world.mesh is None:
+            return Whole(model)
+        if not world.is_main:  # torch's advice on models that return views: once, not per rank
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        named = self._config.shard_modules
+        blocks = blocks_named(model, named) if named else repeated_blocks(model)
+        mesh = world.mesh
+        policy = MixedPrecisionPolicy(
+            param_dtype=self._compute_dtype,
+            reduce_dtype=torch.float32 if self._compute_dtype else None,
+        )
+        for module in (*blocks, model):
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=policy,
+                reshard_after_forward=self._config.reshard_after_forward,
+            )
+        return Sharded(model, world.layout.dp)
+
+
+class Sharded:
+    """A model whose weights are DTensors."""
+
+    forwards_in_lockstep = True
+    needs_every_turn = True
+
+    def __init__(self, model: nn.Module, num_ranks: int) -> None:
+        if not isinstance(model, FSDPModule):
+            raise TypeError("fully_shard() did not take hold of the model")
+        self.module: nn.Module = model
+        self.inner: nn.Module = model
+        self.loss_multiplier = float(num_ranks)  # FSDP2 divides by the number of ranks
+        self._root: FSDPModule = model
+        self._syncs = True
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Gradients stay unsharded and unsent until the last micro-batch."""
+        if is_last is not self._syncs:
+            self._root.set_requires_gradient_sync(is_last)
+            self._syncs = is_last
+        return NOTHING
+
+    def finish_gradients(self) -> None:
+        """FSDP2 finishes them at the end of backward."""
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Over all shards."""
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """This rank's shards."""
+        return [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+
+    def full_state(self) -> dict[str, Any]:
+        """Gathered to rank 0's CPU."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(self.inner, options=options)

@@ -1,0 +1,120 @@
+"""Ranks without a launcher: this process becomes rank 0 and starts the script again for the others.
+
+Used when a script asks for several devices but was started as plain `python script.py`. The other
+ranks run the same script from its top, as they would under torchrun, so nothing has to be picklable
+and no `if __name__ == "__main__"` is needed. They meet at a port that rank 0 holds open.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from drivetrain.core.errors import EnvironmentProblem, Problem, WorkerFailure
+
+_started: list[subprocess.Popen[bytes]] = []
+_stores: list[TCPStore] = []
+
+
+@contextmanager
+def local_ranks(num_ranks: int) -> Iterator[None]:
+    """Run the block as rank 0 of `num_ranks`; a failing rank's own traceback is raised here."""
+    errors = Path(tempfile.mkdtemp(prefix="drivetrain-ranks-"))
+    _start(num_ranks, errors)
+    try:
+        yield
+    except BaseException as error:
+        failed = _first_error(errors)
+        _end(patience_s=0.5)
+        if failed:
+            raise WorkerFailure(failed) from error
+        raise
+
+
+def _start(num_ranks: int, errors: Path) -> None:
+    command = _this_script()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _stores.append(store)  # rank 0 holds the port for as long as the process lives
+    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        # torch's env:// then joins the store above instead of opening one of its own
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    for rank in range(1, num_ranks):
+        own = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "TORCHELASTIC_ERROR_FILE": str(errors / f"{rank}.json"),
+        }
+        # Rank 0 speaks for the run: what the script prints on the other ranks is dropped.
+        _started.append(
+            subprocess.Popen(  # noqa: S603
+                command, env={**os.environ, **shared, **own}, stdout=subprocess.DEVNULL
+            )
+        )
+    os.environ |= {**shared, "RANK": "0", "LOCAL_RANK": "0"}
+    torch.set_num_threads(int(shared["OMP_NUM_THREADS"]))
+    atexit.register(_end, patience_s=60.0)
+
+
+def _this_script() -> list[str]:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    worker = [sys.executable, "-m", "drivetrain.launch.worker"]
+    if "pytest" in sys.modules or (spec is None and not hasattr(main, "__file__")):
+        raise EnvironmentProblem(
+            [
+                Problem(
+                    "num_gpus",
+                    "more than one rank can only be started from a script",
+                    "save it as a file and run it with python, or with "
+                    "`drivetrain train --nproc-per-node N`",
+                    has_value=False,
+                )
+            ]
+        )
+    if spec is not None:
+        return [*worker, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    return [*worker, str(Path(str(main.__file__)).resolve()), *sys.argv[1:]]
+
+
+def _first_error(errors: Path) -> str | None:
+    """What the first failing rank left behind; ranks get a moment to leave it."""
+    import json
+    import time
+
+    deadline_s = time.monotonic() + 2.0
+    while time.monotonic() < deadline_s:
+        found = [json.loads(file.read_text())["message"] for file in errors.glob("*.json")]
+        if found:
+            first = min(found, key=lambda message: float(message["extraInfo"]["at_s"]))
+            return str(first["message"])
+        time.sleep(0.1)
+    return None
+
+
+def _end(patience_s: float) -> None:
+    """Wait for the other ranks to reach the end of the script; end those that do not."""
+    for process in _started:
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+    _started.clear()

@@ -1,0 +1,119 @@
+"""Strategy: one way to spread a model. Its prediction stands beside its act.
+
+To add one: a file with a class that has these three methods, and a line in `strategy_from`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.core.errors import Problem
+from drivetrain.core.units import readable_bytes
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.world import World
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a strategy must know of a model to judge it, without a device."""
+
+    num_parameters: int
+    parameter_bytes: int
+    optimizer_bytes: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Profile:
+        """Count a model, on whatever device it is; the optimizer is taken to be Adam-like."""
+        sizes = [(p.numel(), p.numel() * p.element_size()) for p in model.parameters()]
+        num_parameters = sum(n for n, _ in sizes)
+        return cls(num_parameters, sum(b for _, b in sizes), 2 * sum(b for _, b in sizes))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Per rank: bytes that stay for the whole run, and bytes sent in one step."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    sent_bytes_per_step: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory that is taken whatever the batch; activations come on top."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+class Spread(Protocol):
+    """A model spread over the ranks: what the loop needs of it, whatever the strategy."""
+
+    module: nn.Module
+    """Called in training."""
+    inner: nn.Module
+    """The user's own module; called in evaluation."""
+    forwards_in_lockstep: bool
+    """Whether a forward talks to other ranks, so that all must make the same number of them."""
+    needs_every_turn: bool
+    """Whether a rank must run a micro-batch even when it has no samples, because others wait."""
+    loss_multiplier: float
+    """Undoes the engine's own averaging: the loop speaks of sums over the global batch."""
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch; gradients travel only in the last."""
+        ...
+
+    def finish_gradients(self) -> None:
+        """After the last micro-batch: gradients are complete on return."""
+        ...
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The 2-norm over all ranks' gradients, as a plain tensor."""
+        ...
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The plain tensors this rank holds, for what is done to every element alike."""
+        ...
+
+    def full_state(self) -> dict[str, Any]:
+        """The whole state dict under the user's own names, on rank 0. A collective call."""
+        ...
+
+
+class Strategy(Protocol):
+    """How a model is spread, what that costs, and what stands in the way."""
+
+    name: str
+
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """Why this cannot be done; empty when it can."""
+        ...
+
+    def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
+        """What it takes per rank."""
+        ...
+
+    def apply(self, model: nn.Module, world: World) -> Spread:
+        """Do it. The model is already on the rank's device."""
+        ...
+
+
+def memory_problems(cost: Cost, cluster: Cluster, remedy: str) -> list[Problem]:
+    """A problem when what must stay in memory does not fit, before anything is placed there."""
+    memory = cluster.device_memory_bytes
+    if memory is None or cost.state_bytes <= memory:
+        return []
+    return [
+        Problem(
+            "parallel.strategy",
+            f"weights, gradients and optimizer state take {readable_bytes(cost.state_bytes)} per "
+            f"rank, and a device has {readable_bytes(memory)}",
+            remedy,
+            has_value=False,
+        )
+    ]

@@ -1,0 +1,42 @@
+"""The model as it is, on one rank: nothing is sent. The yardstick for every strategy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Whole:
+    """One rank, the user's own module."""
+
+    forwards_in_lockstep = False
+    needs_every_turn = False
+    loss_multiplier = 1.0
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = model
+        self.inner = model
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Gradients add up by themselves."""
+        return NOTHING
+
+    def finish_gradients(self) -> None:
+        """They are complete."""
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Of the gradients at hand."""
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """All of them."""
+        return gradients
+
+    def full_state(self) -> dict[str, Any]:
+        """The module's own."""
+        return self.inner.state_dict()

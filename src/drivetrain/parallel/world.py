@@ -1,0 +1,135 @@
+"""World: this rank, its device and the mesh, joined once per process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.cluster.identity import Identity
+from drivetrain.config.schema import Parallel
+from drivetrain.parallel.layout import FREE, Layout
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything a strategy needs to know about where it is applied."""
+
+    identity: Identity
+    layout: Layout
+    device: torch.device
+    mesh: DeviceMesh | None
+    """None when there is only one rank: then nothing is ever sent."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.identity.rank
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank speaks for the run."""
+        return self.identity.is_main
+
+    @property
+    def dp_index(self) -> int:
+        """Which data-parallel slice this rank works on."""
+        return self.layout.dp_index(self.rank)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices the ranks stand on."""
+        per_node = self.identity.local_world_size
+        memory = _device_memory(self.device, per_node)
+        return Cluster(max(1, self.layout.world_size // per_node), per_node, memory)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Add up a small tensor over all data-parallel ranks, in place."""
+        if self.mesh is not None:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, text: str) -> str:
+        """Rank 0's word, on every rank."""
+        if self.mesh is None:
+            return text
+        words = [text]
+        dist.broadcast_object_list(words, src=0)
+        return words[0]
+
+
+def layout_from(config: Parallel, world_size: int) -> Layout:
+    """The layout a config asks for: ddp fills up with copies, fsdp with shards."""
+    sizes = {
+        "dp_replicate": config.dp_replicate,
+        "dp_shard": config.dp_shard,
+    }
+    fills = "dp_replicate" if config.strategy == "ddp" else "dp_shard"
+    for axis, size in sizes.items():
+        if size == "auto":
+            sizes[axis] = FREE if axis == fills else 1
+    return Layout.resolve(world_size, **{axis: int(size) for axis, size in sizes.items()})
+
+
+def join_world(identity: Identity, config: Parallel) -> World:
+    """Meet the other ranks. A process group that is there already is used.
+
+    The group stays until the process ends: a second fit(), or a collective of the user's own, needs
+    it, and torchrun's store cannot be met at twice.
+    """
+    layout = layout_from(config, identity.world_size)
+    device = device_of(identity)
+    if identity.world_size > 1 and not dist.is_initialized():
+        _init_process_group(identity, device, config.timeout_s)
+        atexit.register(_leave)
+    mesh = layout.build_mesh(device.type) if identity.world_size > 1 else None
+    return World(identity, layout, device, mesh)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def device_of(identity: Identity) -> torch.device:
+    """The CUDA device of this local rank, or the CPU."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", identity.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def _init_process_group(identity: Identity, device: torch.device, timeout_s: float) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if identity.environment in ("torchrun", "ray"):
+        # env:// reuses the agent's store, so that no port is opened twice
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    dist.init_process_group(
+        backend,
+        init_method=f"tcp://{identity.main_address}:{identity.main_port}",
+        rank=identity.rank,
+        world_size=identity.world_size,
+        timeout=timeout,
+    )
+
+
+def _device_memory(device: torch.device, ranks_per_node: int) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    return total // ranks_per_node

@@ -1,0 +1,137 @@
+"""The line rank 0 shows while a run goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from drivetrain.core.units import readable_duration, readable_rate
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is shown about a step."""
+
+    step: int
+    total_steps: int | None
+    loss: float
+    learning_rate: float
+    grad_norm: float | None
+    samples_per_s: float
+    tokens_per_s: float | None
+    eta_s: float | None
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Name and value of each figure there is, in the order shown."""
+        shown = [("loss", f"{self.loss:.4f}"), ("lr", f"{self.learning_rate:.2e}")]
+        if self.grad_norm is not None:
+            shown.append(("grad norm", f"{self.grad_norm:.3f}"))
+        shown.append(("samples/s", readable_rate(self.samples_per_s)))
+        if self.tokens_per_s is not None:
+            shown.append(("tokens/s", readable_rate(self.tokens_per_s)))
+        if self.eta_s is not None:
+            shown.append(("ETA", readable_duration(self.eta_s)))
+        return shown
+
+
+class Progress(Protocol):
+    """Shows snapshots and messages."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show where the run is."""
+        ...
+
+    def say(self, message: str) -> None:
+        """A line that stays."""
+        ...
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        ...
+
+
+class Quiet:
+    """For every rank but 0."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class PlainLines:
+    """One line per snapshot: for files, pipes and schedulers' logs. At most one a second."""
+
+    def __init__(self, min_interval_s: float = 1.0) -> None:
+        self._min_interval_s = min_interval_s
+        self._last_s = float("-inf")
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print it, unless the last line is too recent; the run's last step always shows."""
+        now_s = time.monotonic()
+        is_last = snapshot.step == snapshot.total_steps
+        if now_s - self._last_s < self._min_interval_s and not is_last:
+            return
+        self._last_s = now_s
+        total = f"/{snapshot.total_steps}" if snapshot.total_steps else ""
+        figures = "  ".join(f"{name} {value}" for name, value in snapshot.fields())
+        self.say(f"step {snapshot.step}{total}  {figures}")
+
+    def say(self, message: str) -> None:
+        """Print it."""
+        sys.stdout.write(message + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class RichLine:
+    """A bar with figures that stays in place; refreshed by the loop, not by a thread."""
+
+    def __init__(self, total_steps: int | None) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._progress = RichProgress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("train", total=total_steps, figures="")
+        self._progress.start()
+        self._last_s = float("-inf")
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw at most ten times a second."""
+        now_s = time.monotonic()
+        if now_s - self._last_s < 0.1 and snapshot.step != snapshot.total_steps:
+            return
+        self._last_s = now_s
+        figures = "  ".join(f"[dim]{name}[/] {value}" for name, value in snapshot.fields())
+        self._progress.update(self._task, completed=snapshot.step, figures=figures, refresh=True)
+
+    def say(self, message: str) -> None:
+        """Print above the bar."""
+        self._progress.console.print(message, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._progress.stop()
+
+
+def make_progress(kind: str, total_steps: int | None, *, is_main: bool) -> Progress:
+    """The progress of the config's choice; `auto` looks at what standard output is."""
+    if not is_main or kind == "none":
+        return Quiet()
+    if kind == "rich" or (kind == "auto" and sys.stdout.isatty()):
+        return RichLine(total_steps)
+    return PlainLines()

@@ -1,0 +1,44 @@
+"""Where scalars are shown.
+
+To add a sink: one file here, one line in `SINKS`, one name in the schema.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from drivetrain.record.run_directory import RunDirectory
+
+Scalars = tuple[int, float, dict[str, float]]
+"""(step, seconds since the epoch, values by name)"""
+
+
+class Sink(Protocol):
+    """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on."""
+
+    name: str
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """Show or store a batch, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...
+
+
+# Looked up by name and imported only when asked for: a sink's library may be heavy.
+SINKS = {
+    "jsonl": ("drivetrain.record.sinks.jsonl", "JsonlSink"),
+    "tensorboard": ("drivetrain.record.sinks.tensorboard", "TensorBoardSink"),
+}
+
+
+def make_sink(name: str, directory: RunDirectory) -> Sink:
+    """The sink of that name, writing into a run's directory."""
+    module, attribute = SINKS[name]
+    sink: Sink = getattr(importlib.import_module(module), attribute)(directory)
+    return sink

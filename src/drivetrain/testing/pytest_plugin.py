@@ -1,0 +1,93 @@
+"""A pytest plugin: `no_leaks` fails a test that leaves something behind.
+
+Installed with Drivetrain; use it per test, or for a whole suite in conftest.py:
+
+    pytestmark = pytest.mark.usefixtures("no_leaks")
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+# Set by pytest itself, by libraries on import, or by an interpreter's own caches.
+_MAY_CHANGE = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK"}
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fail when environment variables, threads, child processes or a process group are left."""
+    variables = dict(os.environ)
+    threads = set(threading.enumerate())
+    children = child_pids()
+    yield
+    leaks = [
+        *leaked_variables(variables),
+        *leaked_threads(threads),
+        *leaked_processes(children),
+        *leaked_process_group(),
+    ]
+    if leaks:
+        pytest.fail("left behind: " + "; ".join(leaks))
+
+
+def leaked_variables(before: dict[str, str]) -> list[str]:
+    """Variables that were added, changed or removed."""
+    now = dict(os.environ)
+    names = sorted(
+        name
+        for name in before.keys() | now.keys()
+        if before.get(name) != now.get(name) and name not in _MAY_CHANGE
+    )
+    return [f"environment variable {name}" for name in names]
+
+
+def leaked_threads(before: set[threading.Thread], patience_s: float = 2.0) -> list[str]:
+    """Python threads that are still alive after a moment."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        left = [t for t in threading.enumerate() if t not in before and t.is_alive()]
+        if not left or time.monotonic() > deadline_s:
+            return [f"thread {thread.name}" for thread in left]
+        time.sleep(0.02)
+
+
+def leaked_processes(before: set[int], patience_s: float = 2.0) -> list[str]:
+    """Child processes that are still alive after a moment."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        left = child_pids() - before
+        if not left or time.monotonic() > deadline_s:
+            return [f"process {pid} ({_command(pid)})" for pid in sorted(left)]
+        time.sleep(0.02)
+
+
+def leaked_process_group() -> list[str]:
+    """A default process group that nobody destroyed."""
+    import torch.distributed as dist
+
+    return ["the default process group"] if dist.is_initialized() else []
+
+
+def child_pids() -> set[int]:
+    """This process's living children, but for multiprocessing's own resource tracker."""
+    pids = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as file:
+                pids |= {int(pid) for pid in file.read().split()}
+        except OSError:
+            continue
+    return {pid for pid in pids if "resource_tracker" not in _command(pid)}
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+    except OSError:
+        return "gone"

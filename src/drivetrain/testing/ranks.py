@@ -1,0 +1,160 @@
+"""run_ranks: a function on n real processes with a real process group, from an ordinary test.
+
+def body(scale):
+    tensor = torch.ones(1) * scale
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+assert run_ranks(body, 2, args=(3.0,)) == [6.0, 6.0]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from drivetrain.core.errors import WorkerFailure
+
+Result = TypeVar("Result")
+
+
+def run_ranks(
+    function: Callable[..., Result],
+    world_size: int,
+    timeout_s: float = 60.0,
+    args: Sequence[Any] = (),
+) -> list[Result]:
+    """Run `function(*args)` on every rank; the results, in rank order.
+
+    Processes are spawned, so the function must be importable. gloo meets at a port the parent holds
+    (never a guessed one). When a rank fails, its own traceback is raised here and the others are
+    ended; when time runs out, the ranks still running are named. Nothing is left behind.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    deadline_s = time.monotonic() + timeout_s
+    ranks: list[_Rank] = []
+    try:
+        for rank in range(world_size):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_worker,
+                args=(sender, function, tuple(args), rank, world_size, store.port, timeout_s),
+                name=f"rank-{rank}",
+                daemon=False,
+            )
+            process.start()
+            sender.close()
+            ranks.append(_Rank(rank, process, receiver))
+        return _results(ranks, deadline_s, timeout_s)
+    finally:
+        for each in ranks:
+            each.end()
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    rank: int
+    at_s: float
+    error: str = ""
+    result: Any = None
+
+
+@dataclass
+class _Rank:
+    rank: int
+    process: BaseProcess
+    receiver: Connection
+
+    def outcome(self) -> _Outcome:
+        """What it sent; a process that died silently was the first cause."""
+        try:
+            outcome: _Outcome = self.receiver.recv()
+        except EOFError:
+            self.process.join(5)
+            return _Outcome(self.rank, 0.0, error=_death(self.process.exitcode))
+        return outcome
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.receiver.close()
+
+
+def _results(ranks: Sequence[_Rank], deadline_s: float, timeout_s: float) -> list[Any]:
+    waiting: dict[Any, _Rank] = {each.receiver: each for each in ranks}
+    outcomes: list[_Outcome] = []
+    while waiting:
+        ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            late = sorted(each.rank for each in waiting.values())
+            raise WorkerFailure(f"ranks {late} still running after {timeout_s:g} s")
+        outcomes += [waiting.pop(receiver).outcome() for receiver in ready]
+        if any(outcome.error for outcome in outcomes):
+            # A failing rank takes others down with it: hear them too, the earliest says why.
+            time.sleep(0.2)
+            outcomes += [waiting.pop(receiver).outcome() for receiver in wait(list(waiting), 0)]
+            first = min((o for o in outcomes if o.error), key=lambda o: o.at_s)
+            raise WorkerFailure(f"rank {first.rank} of {len(ranks)} failed\n\n{first.error}")
+    return [outcome.result for outcome in sorted(outcomes, key=lambda o: o.rank)]
+
+
+def _death(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"ended by signal {-exit_code} without a traceback"
+    return f"exited with code {exit_code} without a result"
+
+
+def _worker(
+    sender: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    world_size: int,
+    port: int,
+    timeout_s: float,
+) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    try:
+        timeout = timedelta(seconds=timeout_s)
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+        result = function(*args)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        sender.send(_Outcome(rank, time.time(), error=traceback.format_exc()))
+        sender.close()
+        # Without the interpreter's shutdown, which would wait for collectives that never come.
+        os._exit(1)
+    sender.send(_Outcome(rank, time.time(), result=result))
+    sender.close()

@@ -1,0 +1,146 @@
+"""From a task, data and a config to an engine and a feed that are ready to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from drivetrain.cluster.detect import detect
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError
+from drivetrain.core.units import readable_bytes
+from drivetrain.data.batches import BatchPlan, solve_micro_batch
+from drivetrain.data.feed import Feed, MapFeed
+from drivetrain.data.keys import INIT, fold
+from drivetrain.data.seeding import seed_data, seed_model
+from drivetrain.data.sources import Source, source_from
+from drivetrain.data.stream import StreamFeed
+from drivetrain.parallel.bitwise import uncovered
+from drivetrain.parallel.blocks import repeated_blocks
+from drivetrain.parallel.choose import strategy_from
+from drivetrain.parallel.strategy import Profile, Spread, Strategy
+from drivetrain.parallel.world import World, join_world
+from drivetrain.train.engine import Engine
+from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
+from drivetrain.train.task import Task
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """A model that exists already, with weights of its own: ranks take rank 0's."""
+
+    model: nn.Module
+
+    def __call__(self) -> nn.Module:
+        """The model."""
+        return self.model
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything a run trains with."""
+
+    resolved: ResolvedConfig
+    world: World
+    engine: Engine
+    feed: Feed
+    total_steps: int | None
+    """None only for a stream that decides for itself how long an epoch is."""
+    notes: tuple[str, ...]
+    """What the user should read before the first step."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved config."""
+        return self.resolved.config
+
+
+def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
+    """Join the world, spread the model, and line up the data."""
+    world = join_world(detect(), resolved.config.parallel)
+    resolved = solve_micro_batch(resolved, world.layout.dp)
+    config = resolved.config
+    source = source_from(train, config.data, has_cuda=world.device.type == "cuda")
+    plan = BatchPlan(
+        config.global_batch_size, int(config.micro_batch_size), world.layout.dp, source.length
+    )
+    feed = make_feed(source, plan, world, config)
+    total_steps = _total_steps(config, plan)
+    strategy = strategy_from(config, plan.blocks())
+    spread, notes = _spread_model(task, strategy, world, config)
+    optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
+    schedule = Schedule.of(config.optimization, total_steps)
+    factor = batch_size_factor(config.optimization, config.global_batch_size)
+    engine = Engine(config, world, spread, optimizer, LearningRate(optimizer, schedule, factor))
+    return Assembly(resolved, world, engine, feed, total_steps, (f"batch: {plan}", *notes))
+
+
+def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) -> Feed:
+    """A rank's share of the training data."""
+    if source.length is not None:
+        return MapFeed(source, plan, world.dp_index, config.seed)
+
+    def sum_over_ranks(count: int) -> int:
+        return int(world.sum(torch.tensor([count], device=world.device)).item())
+
+    own_shard = config.data.iterable_sharding == "own_shard" and world.layout.dp > 1
+    return StreamFeed(
+        source, plan, world.dp_index, config.seed, sum_over_ranks if own_shard else None
+    )
+
+
+def _total_steps(config: RunConfig, plan: BatchPlan) -> int | None:
+    if config.max_steps is not None:
+        return config.max_steps
+    if plan.steps_per_epoch is None or config.num_train_epochs is None:
+        return None
+    return plan.steps_per_epoch * config.num_train_epochs
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def _spread_model(
+    task: Task, strategy: Strategy, world: World, config: RunConfig
+) -> tuple[Spread, list[str]]:
+    seed = fold(config.seed, INIT)
+    seed_data(seed)
+    seed_model(seed, world.device)
+    model = task.model().to(world.device)
+    if isinstance(task.model, Prebuilt) and world.mesh is not None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+    profile = Profile.of(model)
+    problems = strategy.problems(profile, world.layout, world.cluster)
+    if problems:
+        raise ConfigError(problems)
+    cost = strategy.cost(profile, world.layout, world.cluster)
+    notes = [
+        f"model: {profile.num_parameters:,} parameters, {config.parallel.strategy} on "
+        f"{world.layout} ({world.device.type}): {readable_bytes(cost.state_bytes)} of state per "
+        f"rank, {readable_bytes(cost.sent_bytes_per_step)} sent per step"
+    ]
+    if config.reproducibility == "bitwise":
+        notes += [f"not covered by reproducibility=bitwise: {gap}" for gap in uncovered(model)]
+    if config.memory.activation_checkpointing == "full":
+        _recompute_blocks(model)
+    if config.compile.enabled:
+        model.compile(backend=config.compile.backend, mode=config.compile.mode)
+    return strategy.apply(model, world), notes
+
+
+def _recompute_blocks(model: nn.Module) -> None:
+    """Each repeated block keeps only its input and recomputes the rest in backward."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+    )
+
+    blocks = set(repeated_blocks(model))
+    apply_activation_checkpointing(model, check_fn=lambda module: module in blocks)

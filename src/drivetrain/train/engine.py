@@ -1,0 +1,120 @@
+"""Engine: one optimizer step on one global batch, however it is spread.
+
+The loss of a step is  Σ sums / Σ counts  over all micro-batches of all ranks. Backward runs before
+the counts of the other ranks are known, so it divides by the number of samples in the global batch,
+which every rank knows beforehand; where the count is something else (tokens), the gradients are
+corrected once at the end, in the same pass that clips them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.data.batches import MicroBatch
+from drivetrain.data.keys import MODEL, fold
+from drivetrain.data.seeding import seed_model
+from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.world import World
+from drivetrain.train.meter import Meter
+from drivetrain.train.precision import make_autocast, make_scaler
+from drivetrain.train.schedule import LearningRate
+from drivetrain.train.task import Loss, Total
+
+
+class Engine:
+    """The machinery under Trainer and under a loop of one's own."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        spread: Spread,
+        optimizer: torch.optim.Optimizer,
+        learning_rate: LearningRate,
+    ) -> None:
+        self.world = world
+        self.spread = spread
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.scaler = make_scaler(config.precision, world.device)
+        self.meter = Meter(world)
+        self.autocast = make_autocast(config.precision, world.device)
+        """Around the forward pass."""
+        self._max_grad_norm = config.optimization.max_grad_norm
+        self._logging_steps = config.record.logging_steps
+        self._seed = config.seed
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    @property
+    def model(self) -> nn.Module:
+        """What a training loss is computed with."""
+        return self.spread.module
+
+    @contextmanager
+    def micro_batch(self, micro: MicroBatch, *, is_last: bool) -> Iterator[None]:
+        """Around forward and backward of one micro-batch: its random streams and its traffic."""
+        seed_model(fold(self._seed, MODEL, micro.step, micro.index + 1), self.world.device)
+        with self.spread.micro_batch(micro.index, is_last=is_last):
+            yield
+
+    def wants(self, micro: MicroBatch) -> bool:
+        """Whether this turn must be taken: it has samples, or other ranks wait for it."""
+        self.meter.note_batch(micro)
+        return micro.num_samples > 0 or self.spread.needs_every_turn
+
+    def backward(self, loss: Loss, micro: MicroBatch) -> None:
+        """Add this micro-batch's gradients, weighted by what was really in it."""
+        weight = self.spread.loss_multiplier / micro.batch_samples
+        if isinstance(loss, Total):
+            scaled = loss.sum * (weight if micro.num_samples else 0.0)
+        else:
+            weight *= micro.num_samples
+            scaled = loss if weight == 1.0 else loss * weight
+        if self.scaler is not None:
+            scaled = self.scaler.scale(scaled)
+        scaled.backward()
+        if micro.num_samples:
+            self.meter.add(loss, micro)
+
+    def complete_gradients(self, step: int) -> None:
+        """After the last micro-batch: whole, unscaled, corrected and clipped. Counted from 0."""
+        self.spread.finish_gradients()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        self._scale_gradients(is_logged=(step + 1) % self._logging_steps == 0)
+
+    def step(self, step: int) -> None:
+        """Move the weights at this step's learning rate, and forget the gradients."""
+        self.learning_rate.set(step)
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.meter.end_step(step + 1, self.learning_rate.current)
+
+    def _scale_gradients(self, *, is_logged: bool) -> None:
+        """Correct for counts that are not samples, and clip, in one pass over the gradients."""
+        correction = self.meter.count_correction()
+        if correction is None and self._max_grad_norm is None and not is_logged:
+            return
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:
+            return
+        scale = correction
+        if self._max_grad_norm is not None or is_logged:
+            norm = self.spread.total_norm(gradients)
+            if correction is not None:
+                norm = norm * correction
+            self.meter.grad_norm = norm
+            if self._max_grad_norm is not None:
+                clip = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
+                scale = clip if scale is None else clip * scale
+        if scale is not None:
+            torch._foreach_mul_(self.spread.local(gradients), scale)

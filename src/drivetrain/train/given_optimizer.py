@@ -1,0 +1,52 @@
+"""An optimizer the user has already made, for a model that is about to be spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from drivetrain.config.schema import Optimization
+from drivetrain.core.errors import ConfigError, Problem
+
+
+class GivenOptimizer:
+    """Hands the optimizer on, pointed at the parameters the spread model has now.
+
+    Sharding replaces a model's parameters by others of the same names; the optimizer's groups are
+    re-pointed by those names, before it has any state.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        strangers = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in self._names
+        ]
+        if strangers:
+            raise ConfigError(
+                [
+                    Problem(
+                        "optimizer",
+                        f"holds {len(strangers)} parameters that are not the model's",
+                        "make it from model.parameters()",
+                        type(optimizer).__name__,
+                    )
+                ]
+            )
+
+    def __call__(
+        self,
+        parameters: Iterable[nn.Parameter],  # noqa: ARG002 - the groups are the user's own
+        optimization: Optimization,  # noqa: ARG002 - and so are their settings
+    ) -> torch.optim.Optimizer:
+        """The optimizer, re-pointed."""
+        now = dict(self._model.named_parameters())
+        for group in self._optimizer.param_groups:
+            group["params"] = [now[self._names[id(p)]] for p in group["params"]]
+        return self._optimizer

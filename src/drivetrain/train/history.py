@@ -1,0 +1,57 @@
+"""History: what a run came to, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step, over all ranks."""
+
+    step: int
+    """Counted from 1: after this many steps."""
+    loss: float
+    learning_rate: float
+    grad_norm: float | None
+    """Before clipping; None at steps where nobody needed it."""
+    num_samples: int
+    num_tokens: float | None
+    """The count of the loss, where the task gives one."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """One pass over the validation data."""
+
+    step: int
+    metrics: Mapping[str, float]
+    num_samples: int
+    """How many samples were evaluated: all of them, each once."""
+
+
+@dataclass
+class History:
+    """Everything fit() has to say. Times in seconds."""
+
+    total_time: float = 0.0
+    steps: list[StepMetrics] = field(default_factory=list)
+    evaluations: list[EvaluationResult] = field(default_factory=list)
+    run_dir: Path | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        """The training loss of each step."""
+        return [metrics.loss for metrics in self.steps]
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The highest "accuracy" of any evaluation; None when there was none."""
+        found = [
+            result.metrics["accuracy"]
+            for result in self.evaluations
+            if "accuracy" in result.metrics
+        ]
+        return max(found, default=None)

@@ -1,0 +1,68 @@
+"""Hooks: be told, and act, at fixed places of the loop. Named as Lightning's users know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.train.history import EvaluationResult, StepMetrics
+    from drivetrain.train.trainer import Trainer
+
+
+class Hook:
+    """Override what is needed; every method gets the trainer first. Runs on every rank."""
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Model, optimizer and data are ready; nothing has been trained."""
+
+    def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        """Before the first step of an epoch."""
+
+    def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
+        """Before a step."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:
+        """Gradients are complete and clipped."""
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
+        """After a step."""
+
+    def on_log(self, trainer: Trainer, metrics: Sequence[StepMetrics]) -> None:
+        """The steps since the last log, reduced over all ranks."""
+
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        """After the last step of an epoch."""
+
+    def on_validation_start(self, trainer: Trainer, step: int) -> None:
+        """Before an evaluation."""
+
+    def on_validation_end(self, trainer: Trainer, result: EvaluationResult) -> None:
+        """After an evaluation."""
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """Training stopped by an error, which is raised again afterwards."""
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Everything is done; ranks still stand together."""
+
+
+class HookCaller:
+    """Calls only what somebody overrode: an empty hook costs nothing per step."""
+
+    def __init__(self, trainer: Trainer, hooks: Sequence[Hook]) -> None:
+        self._trainer = trainer
+        self._by_name: dict[str, list[Callable[..., None]]] = {
+            name: [
+                getattr(hook, name)
+                for hook in hooks
+                if getattr(type(hook), name) is not getattr(Hook, name)
+            ]
+            for name in vars(Hook)
+            if name.startswith("on_")
+        }
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Call every hook that overrides `name`."""
+        for method in self._by_name[name]:
+            method(self._trainer, *arguments)

@@ -1,0 +1,152 @@
+"""Keep your loop: the same engine as Trainer's, called from a loop of your own.
+
+    loop = drivetrain.prepare(model, optimizer, train_set, config)
+    for step in loop.steps():                # one optimizer step on one global batch
+        for x, y in step:                    # this rank's micro-batches, on its device
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+
+Batches, random streams, loss weights, learning rate and records are what Trainer's would be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.config.load import resolve
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.schema import RunConfig
+from drivetrain.data.batches import MicroBatch
+from drivetrain.data.device import to_device
+from drivetrain.data.evaluation import EvaluationFeed
+from drivetrain.data.feed import Turn
+from drivetrain.data.sources import source_from
+from drivetrain.train.assemble import Assembly, Prebuilt, assemble
+from drivetrain.train.evaluate import evaluate
+from drivetrain.train.given_optimizer import GivenOptimizer
+from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.open_run import open_directory, open_recorder
+from drivetrain.train.reporter import Reporter
+from drivetrain.train.task import Loss, MetricsFunction, Task
+
+
+def prepare(
+    model: nn.Module | Callable[[], nn.Module],
+    optimizer: torch.optim.Optimizer | None,
+    train: Any,
+    config: RunConfig | ResolvedConfig | Mapping[str, Any],
+) -> KeptLoop:
+    """Spread a model and line up the data for a loop of your own.
+
+    A model that exists already starts from rank 0's weights on every rank; a function that makes
+    one runs under the config's seed. Without an optimizer, AdamW is made from the config.
+    """
+    factory = Prebuilt(model) if isinstance(model, nn.Module) else model
+    task = Task(model=factory, loss=_not_asked)
+    if optimizer is not None:
+        if not isinstance(factory, Prebuilt):
+            raise TypeError("an optimizer needs the model it was made for, not a function")
+        task = Task(
+            model=factory, loss=_not_asked, optimizer=GivenOptimizer(optimizer, factory.model)
+        )
+    return KeptLoop(assemble(task, resolve(config), train))
+
+
+def _not_asked(model: nn.Module, batch: Any) -> Loss:
+    raise AssertionError(f"the loss is computed in the user's loop ({model}, {batch})")
+
+
+class KeptLoop:
+    """What a loop of one's own needs: steps, `backward`, `step`."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.history = History()
+        self._engine = assembly.engine
+        self._turns_left = 0
+        self._micro: MicroBatch | None = None
+        self._step = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The spread model: call it in training."""
+        return self._engine.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, on the spread model's parameters."""
+        return self._engine.optimizer
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank should speak."""
+        return self.assembly.world.is_main
+
+    def steps(self) -> Iterator[Iterator[Any]]:
+        """The run's steps; each is an iterator of this rank's micro-batches."""
+        assembly, config = self.assembly, self.assembly.config
+        began = time.perf_counter()
+        directory = open_directory(assembly)
+        self.history.run_dir = directory.path
+        self.model.train()
+        with open_recorder(assembly, directory) as recorder:
+            reporter = Reporter(assembly, recorder, self.history)
+            reporter.begin(directory.path)
+            try:
+                for turns in assembly.feed.steps(assembly.total_steps, config.num_train_epochs):
+                    step_began = time.perf_counter()
+                    number = self._step
+                    yield self._micro_batches(turns)
+                    if self._step == number:
+                        raise RuntimeError("step() was not called: one step per global batch")
+                    recorder.span("step", number, step_began, time.perf_counter())
+                    if self._step % config.record.logging_steps == 0:
+                        reporter.steps(self._engine.meter.collect())
+                if metrics := self._engine.meter.collect():
+                    reporter.steps(metrics)
+            finally:
+                reporter.close()
+                self.history.total_time = time.perf_counter() - began
+
+    def _micro_batches(self, turns: Iterator[Turn]) -> Iterator[Any]:
+        engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
+        for position in range(accumulation):
+            micro, batch = next(turns)
+            if not engine.wants(micro):
+                continue
+            self._micro = micro
+            with engine.micro_batch(micro, is_last=position == accumulation - 1), engine.autocast:
+                yield to_device(batch, engine.world.device)
+            if self._micro is not None:
+                raise RuntimeError("backward() was not called for this micro-batch")
+
+    def backward(self, loss: Loss) -> None:
+        """Add the micro-batch's gradients; a mean over its samples, or a Total."""
+        if self._micro is None:
+            raise RuntimeError("backward() belongs inside `for batch in step`, once per batch")
+        with torch.autocast(self._engine.world.device.type, enabled=False):
+            self._engine.backward(loss, self._micro)
+        self._micro = None
+
+    def step(self) -> None:
+        """Clip, set the learning rate, move the weights, forget the gradients."""
+        self._engine.complete_gradients(self._step)
+        self._engine.step(self._step)
+        self._step += 1
+
+    def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
+        """Every validation sample once; the same value at any number of ranks."""
+        world, config = self.assembly.world, self.assembly.config
+        source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
+        batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
+        feed = EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
+        task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
+        with self._engine.autocast:
+            result = evaluate(task, self._engine.spread, feed, world, self._step)
+        self.history.evaluations.append(result)
+        return result

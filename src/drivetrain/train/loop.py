@@ -1,0 +1,126 @@
+"""The loop.
+
+Its contract, for every strategy, data source and number of ranks:
+
+    for step in run:                                     # one optimizer step on one global batch
+        on_train_epoch_start                             # when the step opens an epoch
+        on_train_batch_start
+        for micro-batch in this rank's turns:
+            seed the random streams by (seed, step, micro-batch index)
+            loss = task.loss(model, batch)               # under the run's number format
+            backward, weighted by what is in the batch   # gradients travel in the last turn only
+        complete, correct and clip the gradients
+        on_before_optimizer_step
+        set the learning rate of this step; optimizer step; zero_grad
+        on_train_batch_end
+        every logging_steps:   reduce the open steps' losses over ranks; record; on_log
+        every evaluation:      every validation sample once; on_validation_start / _end
+        on_train_epoch_end                               # when the step closes an epoch
+
+Nothing here knows how the model is spread: that is the engine's, and the strategy's below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+from drivetrain.core.errors import NonFiniteLoss
+from drivetrain.data.device import to_device
+from drivetrain.data.feed import Feed, Turn
+from drivetrain.record.recorder import Recorder
+from drivetrain.train.engine import Engine
+from drivetrain.train.history import StepMetrics
+from drivetrain.train.task import Task
+
+Notify = Callable[..., None]
+
+
+@dataclass
+class Loop:
+    """What the loop works with, and where it is."""
+
+    task: Task
+    engine: Engine
+    feed: Feed
+    recorder: Recorder
+    notify: Notify
+    logging_steps: int
+    evaluate_every: int | None
+    evaluate: Callable[[int], None]
+    report: Callable[[list[StepMetrics]], None]
+    step: int = 0
+    epoch: int = -1
+
+    def run(self, total_steps: int | None, num_epochs: int | None) -> None:
+        """Train until the steps, or the epochs, are through."""
+        last_evaluated = -1
+        for turns in self.feed.steps(total_steps, num_epochs):
+            self._one_step(turns)
+            self.step += 1
+            evaluates = self._evaluates_now()
+            if evaluates or self.step % self.logging_steps == 0:
+                self._log()
+            if evaluates:
+                self.evaluate(self.step)
+                last_evaluated = self.step
+        self._log()
+        if last_evaluated != self.step:
+            self.evaluate(self.step)
+        self._turn_epoch(-1)
+
+    def _one_step(self, turns: Iterator[Turn]) -> None:
+        engine, step = self.engine, self.step
+        began = perf_counter()
+        waited = 0.0
+        for position in range(self.feed.plan.accumulation):
+            asked = perf_counter()
+            micro, batch = next(turns)
+            waited += perf_counter() - asked
+            if position == 0:
+                self._turn_epoch(micro.epoch)
+                self.notify("on_train_batch_start", step)
+            if not engine.wants(micro):
+                continue
+            with engine.micro_batch(micro, is_last=position == self.feed.plan.accumulation - 1):
+                with engine.autocast:
+                    loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
+                engine.backward(loss, micro)
+        optimizing = perf_counter()
+        engine.complete_gradients(step)
+        self.notify("on_before_optimizer_step", step)
+        engine.step(step)
+        ended = perf_counter()
+        self.recorder.span("data_wait", step, began, began + waited)
+        self.recorder.span("optimizer", step, optimizing, ended)
+        self.recorder.span("step", step, began, ended)
+        self.notify("on_train_batch_end", step)
+
+    def _turn_epoch(self, epoch: int) -> None:
+        if epoch == self.epoch:
+            return
+        if self.epoch >= 0:
+            self.notify("on_train_epoch_end", self.epoch)
+        if epoch >= 0:
+            self.notify("on_train_epoch_start", epoch)
+        self.epoch = epoch
+
+    def _evaluates_now(self) -> bool:
+        every = self.evaluate_every or self.feed.plan.steps_per_epoch
+        return every is not None and self.step % every == 0
+
+    def _log(self) -> None:
+        metrics = self.engine.meter.collect()
+        if not metrics:
+            return
+        self.report(metrics)
+        self.notify("on_log", metrics)
+        bad = next((m for m in metrics if not math.isfinite(m.loss)), None)
+        # fp16's scaler expects infinities now and then, and skips those steps by itself
+        if bad is not None and self.engine.scaler is None:
+            raise NonFiniteLoss(
+                f"train/loss = {bad.loss} at step {bad.step}: no longer a number; lower "
+                "optimization.learning_rate, set optimization.max_grad_norm, or look at the data"
+            )

@@ -1,0 +1,121 @@
+"""Meter: each step's loss over all ranks, gathered off the step's path.
+
+A step only keeps references to its losses. Every `logging_steps` the open steps are summed over the
+ranks in one small all-reduce, so the cost per step does not grow with what is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from drivetrain.data.batches import MicroBatch
+from drivetrain.parallel.world import World
+from drivetrain.train.history import StepMetrics
+from drivetrain.train.task import Loss, Total
+
+
+@dataclass
+class _Step:
+    """This rank's part of one step."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    """What each loss is multiplied by to become a sum: samples for a mean, 1 for a Total."""
+    counts: list[torch.Tensor | int] = field(default_factory=list)
+    """Given by Totals only."""
+    batch_samples: int = 0
+    number: int = 0
+    learning_rate: float = 0.0
+    grad_norm: torch.Tensor | None = None
+    global_count: torch.Tensor | None = None
+
+
+class Meter:
+    """Collects losses, and turns them into StepMetrics when asked."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._open = _Step()
+        self._closed: list[_Step] = []
+        self._counts_tokens: bool | None = None
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The gradient norm of the step under way."""
+        return self._open.grad_norm
+
+    @grad_norm.setter
+    def grad_norm(self, norm: torch.Tensor) -> None:
+        self._open.grad_norm = norm
+
+    def add(self, loss: Loss, micro: MicroBatch) -> None:
+        """One micro-batch's loss."""
+        here = self._open
+        if isinstance(loss, Total):
+            here.losses.append(loss.sum.detach())
+            here.weights.append(1.0)
+            here.counts.append(loss.count)
+        else:
+            here.losses.append(loss.detach())
+            here.weights.append(float(micro.num_samples))
+
+    def note_batch(self, micro: MicroBatch) -> None:
+        """A step in which this rank has no samples still has a size."""
+        self._open.batch_samples = micro.batch_samples
+
+    def count_correction(self) -> torch.Tensor | None:
+        """Samples / count over all ranks; None when the count is the samples, and nothing is sent.
+
+        Whether the task counts for itself is seen at its first loss. A rank without samples in the
+        very first step would not know, so there the ranks ask each other.
+        """
+        here = self._open
+        if self._counts_tokens is None:
+            mark = torch.tensor([float(bool(here.counts))], device=self._world.device)
+            self._counts_tokens = bool(self._world.sum(mark).item())
+        if not self._counts_tokens:
+            return None
+        count = torch.zeros(1, dtype=torch.float64, device=self._world.device)
+        for part in here.counts:
+            count += part
+        here.global_count = self._world.sum(count)
+        return (here.batch_samples / here.global_count.clamp(min=1)).float().squeeze()
+
+    def end_step(self, number: int, learning_rate: float) -> None:
+        """Close the step under way; `number` counts from 1."""
+        here = self._open
+        here.number = number
+        here.learning_rate = learning_rate
+        self._closed.append(here)
+        self._open = _Step()
+
+    def collect(self) -> list[StepMetrics]:
+        """Every closed step since the last call, over all ranks. A collective call."""
+        steps, self._closed = self._closed, []
+        if not steps:
+            return []
+        zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        sums = torch.stack([_weighted(step, zero) for step in steps])
+        sums = self._world.sum(sums).cpu()
+        return [_metrics(step, float(total)) for step, total in zip(steps, sums, strict=True)]
+
+
+def _weighted(step: _Step, zero: torch.Tensor) -> torch.Tensor:
+    total = zero
+    for loss, weight in zip(step.losses, step.weights, strict=True):
+        total = total + loss.double() * weight
+    return total
+
+
+def _metrics(step: _Step, total: float) -> StepMetrics:
+    count = None if step.global_count is None else float(step.global_count)
+    return StepMetrics(
+        step=step.number,
+        loss=total / (step.batch_samples if count is None else max(count, 1.0)),
+        learning_rate=step.learning_rate,
+        grad_norm=None if step.grad_norm is None else float(step.grad_norm),
+        num_samples=step.batch_samples,
+        num_tokens=count,
+    )

@@ -1,0 +1,32 @@
+"""Number formats: autocast around forward, a scaler around fp16 gradients."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from drivetrain.config.schema import Precision
+from drivetrain.parallel.choose import COMPUTE_DTYPES
+
+
+def make_autocast(config: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """A context for the forward pass, entered once per micro-batch; fp32 needs none."""
+    dtype = COMPUTE_DTYPES[config.dtype]
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def make_scaler(config: Precision, device: torch.device) -> torch.amp.GradScaler | None:
+    """Loss scaling, which only fp16 needs."""
+    if config.dtype != "fp16":
+        return None
+    scaler = config.scaler
+    return torch.amp.GradScaler(
+        device.type,
+        init_scale=scaler.init_scale,
+        growth_factor=scaler.growth_factor,
+        backoff_factor=scaler.backoff_factor,
+        growth_interval=scaler.growth_interval,
+    )

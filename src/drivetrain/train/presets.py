@@ -1,0 +1,224 @@
+"""Front doors under the names the field's documents use: thin presets over Trainer.
+
+    trainer = PyTorchDDPTrainer(model=model, num_gpus=4, batch_size=32, epochs=10)
+    history = trainer.fit(train_loader, val_loader, checkpoint_dir="checkpoints")
+
+`batch_size` is per rank here, as those documents have it; the global batch follows from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from drivetrain.cluster.detect import detect
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.relaunch import local_ranks
+from drivetrain.train.assemble import Prebuilt
+from drivetrain.train.given_optimizer import GivenOptimizer
+from drivetrain.train.history import History
+from drivetrain.train.hooks import Hook
+from drivetrain.train.task import Loss, Task, Total
+from drivetrain.train.trainer import Trainer
+from drivetrain.train.weights import save_weights
+
+LossOnOutputs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Settings by the names the field's documents use; `run_config` says them in ours."""
+
+    num_gpus: int | None = None
+    """Ranks in all; None: one per CUDA device, or one. Without CUDA they are CPU processes."""
+    num_nodes: int = 1
+    gpus_per_node: int | None = None
+    backend: Literal["pytorch-ddp", "pytorch-fsdp"] = "pytorch-ddp"
+    batch_size: int = 32
+    """Per rank and micro-batch."""
+    epochs: int = 1
+    learning_rate: float = 1e-3
+    mixed_precision: bool | Literal["fp16", "bf16"] = False
+    """True: fp16, with loss scaling."""
+    scaler_init_scale: float = 65536.0
+    scaler_growth_interval: int = 2000
+    gradient_accumulation_steps: int = 1
+    gradient_clipping: float | None = None
+    communication_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Follows the device: nccl for CUDA, gloo for the CPU."""
+    find_unused_parameters: bool = False
+    seed: int = 42
+    checkpoint_dir: str | None = None
+    """The trained weights are written here, besides the run directory."""
+    tensorboard: bool = True
+    tensorboard_dir: str | None = None
+    """Run directories, TensorBoard's files inside them, are made here; None: ./runs."""
+    log_every_n_steps: int = 10
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all."""
+        if self.num_gpus is not None:
+            return self.num_gpus
+        per_node = self.gpus_per_node or max(1, torch.cuda.device_count())
+        return per_node * self.num_nodes
+
+    def run_config(self, num_ranks: int) -> dict[str, Any]:
+        """The same in Drivetrain's words."""
+        names = {False: "fp32", True: "fp16", "fp16": "fp16", "bf16": "bf16"}
+        return {
+            "global_batch_size": self.batch_size * self.gradient_accumulation_steps * num_ranks,
+            "micro_batch_size": self.batch_size,
+            "num_train_epochs": self.epochs,
+            "seed": self.seed,
+            "output_dir": self.tensorboard_dir or "runs",
+            "optimization": {
+                "learning_rate": self.learning_rate,
+                "max_grad_norm": self.gradient_clipping,
+            },
+            "precision": {
+                "dtype": names[self.mixed_precision],
+                "scaler": {
+                    "init_scale": self.scaler_init_scale,
+                    "growth_interval": self.scaler_growth_interval,
+                },
+            },
+            "parallel": {
+                "strategy": self.backend.removeprefix("pytorch-"),
+                "ddp": {"find_unused_parameters": self.find_unused_parameters},
+            },
+            "record": {
+                "logging_steps": self.log_every_n_steps,
+                "sinks": ["tensorboard"] if self.tensorboard else [],
+            },
+        }
+
+
+class PyTorchDDPTrainer:
+    """A model, some settings, `fit(train_loader, val_loader)`.
+
+    Started by plain `python`, fit() starts the other ranks itself; under `drivetrain train`,
+    torchrun, Slurm or Kubernetes it uses the ranks that are there.
+
+    Args:
+        model: The model; every rank starts from rank 0's weights.
+        config: Settings; those given by name win over it.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
+        optimizer: Made from `model.parameters()`; AdamW when left out.
+        settings: Any field of DistributedConfig.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: DistributedConfig | None = None,
+        loss_fn: LossOnOutputs | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **settings: Any,
+    ) -> None:
+        self.model = model
+        self.config = _with_settings(config or DistributedConfig(), settings)
+        self.best_accuracy: float | None = None
+        self._loss_fn = loss_fn or F.cross_entropy
+        self._optimizer = optimizer
+
+    def fit(
+        self,
+        train_loader: Any,
+        val_loader: Any = None,
+        checkpoint_dir: str | Path | None = None,
+        max_steps: int | None = None,
+    ) -> History:
+        """Train on all ranks; returns on each of them, with the model trained."""
+        identity = detect()
+        wanted = self.config.num_ranks
+        starts_ranks = identity.world_size == 1 and wanted > 1
+        num_ranks = wanted if starts_ranks else identity.world_size
+        if starts_ranks and self.config.num_nodes > 1:
+            raise ConfigError(
+                [
+                    Problem(
+                        "num_nodes",
+                        "several nodes need a launcher on each",
+                        "run `drivetrain train --nnodes …` on every node",
+                        self.config.num_nodes,
+                    )
+                ]
+            )
+        run_config = {**self.config.run_config(num_ranks), "max_steps": max_steps}
+        target = checkpoint_dir or self.config.checkpoint_dir
+        hooks = [WriteWeights(Path(target))] if target is not None else []
+        trainer = Trainer(self._task(), run_config, hooks)
+        with local_ranks(num_ranks) if starts_ranks else nullcontext():
+            history = trainer.fit(train_loader, val_loader)
+        self.best_accuracy = history.best_accuracy
+        return history
+
+    def _task(self) -> Task:
+        task = Task(model=Prebuilt(self.model), loss=self._loss, metrics=self._metrics)
+        if self._optimizer is not None:
+            task = replace(task, optimizer=GivenOptimizer(self._optimizer, self.model))
+        return task
+
+    def _loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return self._loss_fn(model(inputs), targets)
+
+    def _metrics(self, model: nn.Module, batch: Any) -> dict[str, Loss]:
+        inputs, targets = batch
+        outputs = model(inputs)
+        metrics: dict[str, Loss] = {"loss": self._loss_fn(outputs, targets)}
+        if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point():
+            right = (outputs.argmax(1) == targets).sum()
+            metrics["accuracy"] = Total(right, len(targets))
+        return metrics
+
+
+class WriteWeights(Hook):
+    """The trained weights in one more place."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "weights.pt"
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """All ranks gather, rank 0 writes."""
+        if trainer.assembly is None:
+            return
+        weights = trainer.assembly.engine.spread.full_state()
+        if trainer.assembly.world.is_main:
+            save_weights(weights, self._path)
+
+
+# Names from the field's documents that a later release will honour; refused rather than ignored.
+_NOT_YET = {
+    "resume_from_checkpoint": "start from saved weights with model.load_state_dict",
+    "checkpoint_frequency": "only the final weights are saved",
+    "zero_stage": 'use backend="pytorch-fsdp", which shards the same things as stage 3',
+    "deepspeed_config": 'use backend="pytorch-fsdp"',
+    "mlflow_tracking": "use tensorboard=True",
+    "mlflow_experiment": "use tensorboard=True",
+}
+
+
+def _with_settings(config: DistributedConfig, settings: dict[str, Any]) -> DistributedConfig:
+    known = {field.name for field in fields(DistributedConfig)}
+    problems = []
+    for name in settings.keys() - known:
+        if name in _NOT_YET:
+            rule, remedy = "not available in this release", _NOT_YET[name]
+        else:
+            near = difflib.get_close_matches(name, known | _NOT_YET.keys(), n=1)
+            rule = "unknown setting"
+            remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+        problems.append(Problem(name, rule, remedy, settings[name]))
+    if problems:
+        raise ConfigError(sorted(problems, key=str))
+    return replace(config, **settings)

@@ -1,0 +1,84 @@
+"""Reporter: what is shown, recorded and remembered of each step and each evaluation."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from drivetrain.record.progress import Snapshot, make_progress
+from drivetrain.record.recorder import Recorder
+from drivetrain.train.assemble import Assembly
+from drivetrain.train.history import EvaluationResult, History, StepMetrics
+
+
+class Reporter:
+    """Speaks on rank 0, remembers on every rank."""
+
+    def __init__(self, assembly: Assembly, recorder: Recorder, history: History) -> None:
+        self._assembly = assembly
+        self._recorder = recorder
+        self._history = history
+        self._progress = make_progress(
+            assembly.config.record.progress, assembly.total_steps, is_main=assembly.world.is_main
+        )
+        self._began_s = self._last_s = time.perf_counter()
+
+    def begin(self, run_dir: Path | None) -> None:
+        """Say what is about to happen."""
+        self._progress.say(f"run: {run_dir}")
+        for note in self._assembly.notes:
+            self._progress.say(note)
+        self._began_s = self._last_s = time.perf_counter()
+
+    def steps(self, metrics: list[StepMetrics]) -> None:
+        """The steps since the last report."""
+        self._history.steps.extend(metrics)
+        now_s = time.perf_counter()
+        window_s, self._last_s = max(now_s - self._last_s, 1e-9), now_s
+        samples_per_s = sum(m.num_samples for m in metrics) / window_s
+        tokens = [m.num_tokens for m in metrics if m.num_tokens is not None]
+        tokens_per_s = sum(tokens) / window_s if tokens else None
+        last = metrics[-1]
+        norms = [m.grad_norm for m in metrics if m.grad_norm is not None]
+        total = self._assembly.total_steps
+        elapsed_s = now_s - self._began_s
+        snapshot = Snapshot(
+            step=last.step,
+            total_steps=total,
+            loss=last.loss,
+            learning_rate=last.learning_rate,
+            grad_norm=norms[-1] if norms else None,
+            samples_per_s=samples_per_s,
+            tokens_per_s=tokens_per_s,
+            eta_s=None if total is None else elapsed_s / last.step * (total - last.step),
+        )
+        self._progress.show(snapshot)
+        for each in metrics[:-1]:
+            self._recorder.scalars(each.step, _scalars(each))
+        rates = {"throughput/samples_per_sec": samples_per_s}
+        if tokens_per_s is not None:
+            rates["throughput/tokens_per_sec"] = tokens_per_s
+        self._recorder.scalars(last.step, {**_scalars(last), **rates})
+
+    def evaluation(self, result: EvaluationResult, length: int | None) -> None:
+        """One pass over the validation data."""
+        self._recorder.scalars(
+            result.step, {f"val/{name}": value for name, value in result.metrics.items()}
+        )
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        of = length if length is not None else result.num_samples
+        self._progress.say(
+            f"step {result.step}  evaluated {result.num_samples:,} of {of:,}  {figures}"
+        )
+        self._last_s = time.perf_counter()  # the time spent here is not the steps'
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._progress.close()
+
+
+def _scalars(metrics: StepMetrics) -> dict[str, float]:
+    values = {"train/loss": metrics.loss, "train/learning_rate": metrics.learning_rate}
+    if metrics.grad_norm is not None:
+        values["train/grad_norm"] = metrics.grad_norm
+    return values

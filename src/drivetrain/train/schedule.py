@@ -1,0 +1,73 @@
+"""Learning rate as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from drivetrain.config.schema import Optimization
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warm-up, then constant, linear or cosine. The same at any number of ranks."""
+
+    shape: str
+    warmup_steps: int
+    total_steps: int | None
+    min_ratio: float
+
+    @classmethod
+    def of(cls, optimization: Optimization, total_steps: int | None) -> Schedule:
+        """The schedule a config describes."""
+        return cls(
+            optimization.lr_scheduler_type,
+            optimization.warmup_steps,
+            total_steps,
+            optimization.min_lr_ratio,
+        )
+
+    def factor(self, step: int) -> float:
+        """What the peak learning rate is multiplied by at `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.shape == "constant" or self.total_steps is None:
+            return 1.0
+        span = max(1, self.total_steps - self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / span)
+        fall = progress if self.shape == "linear" else 0.5 * (1 - math.cos(math.pi * progress))
+        return 1.0 - (1.0 - self.min_ratio) * fall
+
+
+def batch_size_factor(optimization: Optimization, global_batch_size: int) -> float:
+    """How much the learning rate grows for a batch larger than the one it was tuned for."""
+    if optimization.learning_rate_scaling == "none" or optimization.base_batch_size is None:
+        return 1.0
+    ratio = global_batch_size / optimization.base_batch_size
+    return ratio if optimization.learning_rate_scaling == "linear" else math.sqrt(ratio)
+
+
+class LearningRate:
+    """Sets each parameter group's rate: its own peak × the schedule's factor."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedule: Schedule, scale: float = 1.0
+    ) -> None:
+        self._schedule = schedule
+        self._groups = [(group, group["lr"] * scale) for group in optimizer.param_groups]
+        self._factor = math.nan
+
+    def set(self, step: int) -> None:
+        """Set the rates for `step`."""
+        factor = self._schedule.factor(step)
+        if factor != self._factor:
+            self._factor = factor
+            for group, peak in self._groups:
+                group["lr"] = peak * factor
+
+    @property
+    def current(self) -> float:
+        """The first group's rate."""
+        return float(self._groups[0][0]["lr"])

@@ -1,0 +1,63 @@
+"""Task: what the user brings. A model, its loss on a batch, and an optimizer for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.config.schema import Optimization
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum with its count: `Total(loss_of_all_tokens, num_tokens)`.
+
+    A mean per micro-batch would weigh a token in a short micro-batch more than one in a long one.
+    With a Total the loss is the sum over the whole global batch, divided by the count over it.
+    """
+
+    sum: torch.Tensor
+    count: torch.Tensor | int
+
+
+Loss = torch.Tensor | Total
+"""A plain tensor is the mean over the samples of the batch."""
+
+LossFunction = Callable[[nn.Module, Any], Loss]
+MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss]]
+OptimizerFactory = Callable[[Iterable[nn.Parameter], Optimization], torch.optim.Optimizer]
+
+
+def adamw(parameters: Iterable[nn.Parameter], optimization: Optimization) -> torch.optim.Optimizer:
+    """The default optimizer: AdamW with the config's learning rate and weight decay."""
+    return torch.optim.AdamW(
+        parameters, lr=optimization.learning_rate, weight_decay=optimization.weight_decay
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """Three functions, and optionally a fourth for what evaluation should report.
+
+    Attributes:
+        model: Makes the model. Called once per rank, under the run's seed.
+        loss: `loss(model, batch)`: a mean over the batch's samples, or a `Total`.
+        optimizer: `optimizer(parameters, config.optimization)`; AdamW when left out.
+        metrics: `metrics(model, batch)`: what evaluation reports, by name, as means or Totals;
+            the loss alone when left out. An "accuracy" among them becomes `History.best_accuracy`.
+    """
+
+    model: Callable[[], nn.Module]
+    loss: LossFunction
+    optimizer: OptimizerFactory = adamw
+    metrics: MetricsFunction | None = None
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss]:
+        """What evaluation reports on one batch."""
+        if self.metrics is not None:
+            return self.metrics(model, batch)
+        return {"loss": self.loss(model, batch)}

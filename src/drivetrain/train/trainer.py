@@ -1,0 +1,136 @@
+"""Trainer: the whole run in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from drivetrain.config.load import resolve
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.schema import RunConfig
+from drivetrain.data.evaluation import EvaluationFeed
+from drivetrain.data.sources import source_from
+from drivetrain.record.recorder import Recorder
+from drivetrain.record.run_directory import RunDirectory
+from drivetrain.train.assemble import Assembly, assemble
+from drivetrain.train.bitwise_mode import same_bits
+from drivetrain.train.evaluate import evaluate
+from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.hooks import Hook, HookCaller
+from drivetrain.train.loop import Loop
+from drivetrain.train.open_run import open_directory, open_recorder
+from drivetrain.train.reporter import Reporter
+from drivetrain.train.task import Task
+from drivetrain.train.weights import save_weights
+
+
+class Trainer:
+    """Trains a task as a config says, on however many ranks were started.
+
+    The numbers come from the config, not from the number of ranks. After `fit`, `model` holds this
+    rank's part of the trained model and `<run_dir>/checkpoints/weights.pt` the whole of it.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: RunConfig | ResolvedConfig | Mapping[str, Any],
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.task = task
+        self.resolved = resolve(config)
+        self.hooks = tuple(hooks)
+        self.history = History()
+        self.assembly: Assembly | None = None
+        self.run_dir: Path | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The config as resolved so far; what was chosen automatically is filled in by fit()."""
+        return self.resolved.config
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's own module, from the start of fit() on."""
+        if self.assembly is None:
+            raise RuntimeError("the model is built by fit()")
+        return self.assembly.engine.spread.inner
+
+    def fit(self, train: Any, val: Any = None) -> History:
+        """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables."""
+        began = time.perf_counter()
+        with same_bits(enabled=self.config.reproducibility == "bitwise"):
+            assembly = assemble(self.task, self.resolved, train)
+            self.assembly, self.resolved = assembly, assembly.resolved
+            self.history = History()
+            directory = open_directory(assembly)
+            self.run_dir = self.history.run_dir = directory.path
+            with open_recorder(assembly, directory) as recorder:
+                recorder.span("start_up", 0, began, time.perf_counter())
+                self._train(assembly, recorder, val)
+                self._save(assembly, directory)
+                self.history.total_time = time.perf_counter() - began
+                recorder.instant("run_end", steps=len(self.history.steps))
+        return self.history
+
+    def _train(self, assembly: Assembly, recorder: Recorder, val: Any) -> None:
+        config, notify = assembly.config, HookCaller(self, self.hooks)
+        reporter = Reporter(assembly, recorder, self.history)
+        loop = Loop(
+            task=self.task,
+            engine=assembly.engine,
+            feed=assembly.feed,
+            recorder=recorder,
+            notify=notify,
+            logging_steps=config.record.logging_steps,
+            evaluate_every=config.evaluation.every_steps,
+            evaluate=self._evaluator(assembly, reporter, recorder, notify, val),
+            report=reporter.steps,
+        )
+        try:
+            reporter.begin(self.run_dir)
+            notify("on_fit_start")
+            assembly.engine.model.train()
+            loop.run(assembly.total_steps, config.num_train_epochs)
+            notify("on_fit_end")
+        except BaseException as error:
+            notify("on_exception", error)
+            recorder.instant("run_failed", error=repr(error), step=loop.step)
+            raise
+        finally:
+            reporter.close()
+
+    def _evaluator(
+        self,
+        assembly: Assembly,
+        reporter: Reporter,
+        recorder: Recorder,
+        notify: HookCaller,
+        val: Any,
+    ) -> Any:
+        if val is None:
+            return lambda _step: None
+        world, config = assembly.world, assembly.config
+        source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
+        batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
+        feed = EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
+
+        def evaluate_now(step: int) -> EvaluationResult:
+            notify("on_validation_start", step)
+            with recorder.measure("evaluation", step), assembly.engine.autocast:
+                result = evaluate(self.task, assembly.engine.spread, feed, world, step)
+            self.history.evaluations.append(result)
+            reporter.evaluation(result, feed.length)
+            notify("on_validation_end", result)
+            return result
+
+        return evaluate_now
+
+    def _save(self, assembly: Assembly, directory: RunDirectory) -> None:
+        weights = assembly.engine.spread.full_state()
+        if assembly.world.is_main:
+            save_weights(weights, directory.checkpoints / "weights.pt")

@@ -1,0 +1,27 @@
+"""The trained weights in one file that plain torch can read."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save_weights(weights: dict[str, Any], path: Path) -> None:
+    """Write to a neighbour and rename: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    torch.save(weights, partial)
+    partial.replace(path)
+
+
+def weights_sha256(weights: dict[str, Any]) -> str:
+    """A fingerprint of every bit of every tensor, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(name.encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

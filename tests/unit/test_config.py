@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivetrain.config import RunConfig, load_config, resolve
+from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten
+from drivetrain.core.errors import ConfigError
+
+GOOD = ["global_batch_size=64", "max_steps=10"]
+
+
+def problems(*words: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(argv=list(words))
+    return str(caught.value).splitlines()
+
+
+def test_later_sources_win_and_each_value_knows_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("global_batch_size: 32\nmax_steps: 5\noptimization:\n  learning_rate: 1e-3\n")
+    resolved = load_config(
+        argv=["--config", str(file), "max_steps=7"],
+        defaults={"max_steps": 1, "seed": 9, "optimization": {"learning_rate": 5.0}},
+    )
+    config = resolved.config
+    assert (config.global_batch_size, config.max_steps, config.seed) == (32, 7, 9)
+    assert config.optimization.learning_rate == 1e-3
+    assert str(resolved.source("max_steps")) == "command line"
+    assert str(resolved.source("global_batch_size")) == f"file: {file}"
+    assert str(resolved.source("seed")) == "script"
+    assert str(resolved.source("data.shuffle")) == "default"
+
+
+def test_run_yaml_tells_every_source_and_can_be_fed_back(tmp_path: Path) -> None:
+    resolved = load_config(argv=GOOD).choose("micro_batch_size", 16, "four ranks")
+    document = yaml.safe_load(resolved.to_yaml())
+    assert document["sources"]["micro_batch_size"] == "chosen: four ranks"
+    assert set(document["sources"]) == set(leaf_keys())
+    file = tmp_path / "run.yaml"
+    file.write_text(resolved.to_yaml())
+    assert load_config(file, argv=[]).config == resolved.config
+
+
+def test_all_problems_come_at_once() -> None:
+    lines = problems(
+        "optimisation.lerning_rate=3",
+        "seed=many",
+        "parallel.strategy=dpp",
+        "optimization.learning_rate_scaling=linear",
+    )
+    assert lines == [
+        "optimisation.lerning_rate = 3: unknown key; did you mean optimization.learning_rate?",
+        "global_batch_size: required, and not given; add it, for example global_batch_size=64",
+        "seed = many: must be a whole number; the default is 42",
+        "parallel.strategy = dpp: must be 'ddp' or 'fsdp'; did you mean ddp?",
+        "max_steps: the run has no end; set max_steps, or num_train_epochs",
+        "optimization.learning_rate_scaling = linear: scaling needs the batch size the rate was "
+        "tuned for; set optimization.base_batch_size",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data=3"], "data = 3: is a section, not a value; set a key inside it: data.shuffle"),
+        (
+            ["micro_batch_size=7"],
+            "micro_batch_size = 7: does not divide global_batch_size = 64; use one of 1, 2, 4, 8",
+        ),
+        (
+            ["reproducibility=bitwise"],
+            "micro_batch_size = auto: bitwise runs need micro-batches that do not change with the "
+            "number of ranks; set a number that divides 64",
+        ),
+        (
+            ["parallel.dp_shard=2"],
+            "parallel.dp_shard = 2: ddp keeps a full copy on every rank; "
+            "use parallel.strategy=fsdp, or leave it out",
+        ),
+        (["fast"], "fast: not an override; write path.to.key=value"),
+        (
+            ["optimization.warmup_steps=11"],
+            "optimization.warmup_steps = 11: longer than the run, which is 10 steps; "
+            "use at most 10",
+        ),
+        (
+            ["--config", "missing.yaml"],
+            "--config = missing.yaml: No such file or directory; give the path of a YAML file",
+        ),
+    ],
+)
+def test_wrong_input_is_answered_with_what_to_do(words: list[str], expected: str) -> None:
+    assert problems(*GOOD, *words) == [expected]
+
+
+def test_broken_yaml_is_located(tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text("seed: 1\n  max_steps: [\n")
+    assert "not YAML at line 2" in problems("--config", str(file))[0]
+
+
+def test_config_is_frozen() -> None:
+    config = resolve({"global_batch_size": 8, "max_steps": 1}).config
+    with pytest.raises(Exception, match="frozen"):
+        config.seed = 3
+
+
+def test_a_config_object_is_as_good_as_words() -> None:
+    by_hand = RunConfig(global_batch_size=64, max_steps=10)
+    assert resolve(by_hand).config == load_config(argv=GOOD).config
+
+
+def test_a_wrong_combination_is_caught_in_objects_too() -> None:
+    with pytest.raises(ConfigError, match="the run has no end"):
+        resolve(RunConfig(global_batch_size=64))
+
+
+@given(st.sampled_from(leaf_keys()), st.data())
+def test_one_wrong_letter_is_forgiven_with_advice(key: str, data: st.DataObject) -> None:
+    at = data.draw(st.integers(key.rfind(".") + 2, len(key) - 1))
+    typo = key[:at] + "x" + key[at + 1 :]
+    if typo not in leaf_keys():
+        assert nearest_key(typo) is not None
+
+
+@given(st.dictionaries(st.sampled_from(leaf_keys()), st.integers()))
+def test_flatten_undoes_unflatten(flat: dict[str, int]) -> None:
+    assert flatten(unflatten(flat)) == flat
+
+
+def test_every_key_has_a_description() -> None:
+    from drivetrain.config.keys import walk_fields
+
+    assert [path for path, field in walk_fields() if not field.description] == []

@@ -1,0 +1,40 @@
+"""The fixture that holds every test to it, held to it itself: each leak must make a test fail."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+LEAKS = {
+    "environment variable LEAKED": "import os; os.environ['LEAKED'] = '1'",
+    "thread sleeper": """
+        import threading, time
+        threading.Thread(target=time.sleep, args=(6,), name='sleeper', daemon=True).start()
+    """,
+    "process ": "import subprocess; subprocess.Popen(['sleep', '6'])",
+    "the default process group": """
+        import torch.distributed as dist
+        dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    """,
+}
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_a_leak_fails_the_test(pytester: pytest.Pytester, what: str) -> None:
+    import textwrap
+
+    body = textwrap.indent(textwrap.dedent(LEAKS[what]), "    ")
+    pytester.makepyfile(
+        f"import pytest\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n{body}\n"
+    )
+    result = pytester.runpytest_subprocess("-W", "ignore", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines([f"*left behind: {what}*"])
+
+
+def test_a_clean_test_passes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n    pass\n"
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
