@@ -34,8 +34,9 @@ test:                             ## all tests, the multi-rank and launcher ones
 docs:
 	$(BIN)/mkdocs build --strict
 
-bench:                            ## the overhead campaign; results land in benchmarks/results/
+bench:                            ## the campaigns; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead
+	$(BIN)/drivetrain bench bitwise --output benchmarks/results/bitwise
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -104,6 +104,12 @@ def test_broken_yaml_is_located(tmp_path: Path) -> None:
     assert "not YAML at line 2" in problems("--config", str(file))[0]
 
 
+def test_a_section_with_nothing_under_it_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("global_batch_size: 8\nmax_steps: 1\ndata:\nrecord: {}\n")
+    assert load_config(file, argv=[]).config.global_batch_size == 8
+
+
 def test_config_is_frozen() -> None:
     config = resolve({"global_batch_size": 8, "max_steps": 1}).config
     with pytest.raises(Exception, match="frozen"):

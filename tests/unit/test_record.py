@@ -22,7 +22,7 @@ def test_spans_scalars_and_instants_are_one_object_per_line(tmp_path: Path) -> N
     path = tmp_path / "events" / "00000.jsonl"
     with Recorder(path) as recorder:
         start_s = time.perf_counter()
-        recorder.span("step", 3, start_s, start_s + 0.25)
+        recorder.spans(3, ("step", start_s, start_s + 0.25))
         recorder.scalars(3, {"train/loss": 1.5})
         recorder.instant("run_end", steps=3)
     span, scalars, instant = lines(path)
@@ -39,7 +39,7 @@ def test_handing_over_an_event_costs_microseconds(tmp_path: Path) -> None:
         for block in range(20):
             start_s = time.perf_counter()
             for _ in range(500):
-                recorder.span("step", block, 0.0, 1.0)
+                recorder.spans(block, ("step", 0.0, 1.0))
             costs.append((time.perf_counter() - start_s) / 500)
     assert sorted(costs)[10] < 10e-6
     assert len(lines(tmp_path / "e.jsonl")) == 10_000

@@ -18,6 +18,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+bench = typer.Typer(help="Measure, always next to the bare engine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
 
 def _show_version(value: bool) -> None:
     if value:
@@ -80,6 +83,27 @@ def config(
     from drivetrain.cli.config import run
 
     run(file, words or [])
+
+
+Output = Annotated[str | None, typer.Option(help="Folder for results; default: bench-VERB.")]
+Rounds = Annotated[int, typer.Option(help="Rounds; each holds a block of every arm.")]
+Ranks = Annotated[int, typer.Option(help="Processes.")]
+
+
+@bench.command()
+def overhead(output: Output = None, rounds: Rounds = 120, ranks: Ranks = 2) -> None:
+    """What a step costs under Drivetrain, bare torch, Accelerate and Lightning Fabric."""
+    from drivetrain.cli.bench import run
+
+    run("overhead", output, rounds, ranks)
+
+
+@bench.command()
+def bitwise(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> None:
+    """What `reproducibility: bitwise` costs, next to the standard mode."""
+    from drivetrain.cli.bench import run
+
+    run("bitwise", output, rounds, ranks)
 
 
 def main() -> None:

@@ -41,7 +41,8 @@ def load_config(
     said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
     if file is not None:
         values, file_problems = _read(file)
-        problems += file_problems
+        if file_problems:  # what the file would have said is not known: nothing else to judge
+            raise ConfigError(file_problems)
         said |= {key: (value, Source("file", str(file))) for key, value in values.items()}
     for word in overrides:
         key, _, text = word.partition("=")
@@ -112,6 +113,8 @@ def _parse(text: str) -> Any:
 
 
 def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
+    # a section with nothing under it says nothing
+    said = {key: entry for key, entry in said.items() if entry[0] is not None or key in leaf_keys()}
     values = {key: value for key, (value, _) in said.items()}
     problems = problems + _field_problems(values)
     wrong = frozenset(problem.where for problem in problems)
@@ -188,6 +191,8 @@ def _remedy(where: str, arms: Sequence[ErrorDetails]) -> str:
             if near:
                 return f"did you mean {near[0]}?"
     field = dict(walk_fields())[where]
-    if field.default is None or field.is_required():
-        return (field.description or "see `drivetrain config`").split(".")[0].lower()
+    if field.is_required():
+        return f"for example {where}=64"
+    if field.default is None:
+        return "correct it, or leave it out"
     return f"the default is {field.default}"

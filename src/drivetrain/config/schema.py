@@ -148,8 +148,8 @@ class Record(Section):
 
     logging_steps: int = Field(default=10, gt=0)
     """Metrics are reduced over ranks, written and shown each so many steps."""
-    sinks: tuple[Literal["tensorboard", "jsonl"], ...] = ("tensorboard",)
-    """Where scalars go besides the event files."""
+    sinks: Literal["auto"] | tuple[Literal["tensorboard", "jsonl"], ...] = "auto"
+    """Where scalars go besides the event files; auto: TensorBoard, if it is installed."""
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
     """The line rank 0 shows; auto: rich on a terminal, plain lines elsewhere."""
 

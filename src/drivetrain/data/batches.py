@@ -11,6 +11,7 @@ micro-batches, and weighted by their true count; nothing is padded, nothing drop
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from drivetrain.config.provenance import ResolvedConfig
@@ -46,17 +47,17 @@ class BatchPlan:
     length: int | None
     """Number of samples; None for a stream."""
 
-    @property
+    @cached_property
     def num_micro_batches(self) -> int:
         """Per step, over all ranks."""
         return self.global_batch_size // self.micro_batch_size
 
-    @property
+    @cached_property
     def accumulation(self) -> int:
         """Micro-batches per rank and step."""
         return -(-self.num_micro_batches // self.num_ranks)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int | None:
         """None for a stream, which ends when it ends."""
         return None if self.length is None else -(-self.length // self.global_batch_size)
@@ -85,16 +86,11 @@ class BatchPlan:
         A turn without samples keeps the position of the batch's first one: a rank that must take
         part all the same runs that sample with weight zero.
         """
-        turns = []
-        for index in self.block(rank):
-            low, high = share(whole.batch_samples, self.num_micro_batches, index)
-            if low == high:
-                turns.append(whole._replace(index=index))
-            else:
-                turns.append(
-                    whole._replace(index=index, start=whole.start + low, stop=whole.start + high)
-                )
-        return turns + [whole] * (self.accumulation - len(turns))
+        step, _, first, _, samples, epoch = whole
+        return [
+            MicroBatch(step, index, first + low, first + high, samples, epoch)
+            for index, low, high in _shares(samples, self, rank)
+        ]
 
     def __str__(self) -> str:
         idle = self.accumulation * self.num_ranks - self.num_micro_batches
@@ -111,6 +107,16 @@ def share(num_samples: int, num_parts: int, index: int) -> tuple[int, int]:
     size, extra = divmod(num_samples, num_parts)
     start = index * size + min(index, extra)
     return start, start + size + (index < extra)
+
+
+@lru_cache(maxsize=256)  # a run has two sizes of batches: full ones, and an epoch's last
+def _shares(num_samples: int, plan: BatchPlan, rank: int) -> list[tuple[int, int, int]]:
+    """(index, start, stop) of each of a rank's turns; start = stop = 0 where there is nothing."""
+    shares = []
+    for index in plan.block(rank):
+        low, high = share(num_samples, plan.num_micro_batches, index)
+        shares.append((index, low, high) if low < high else (index, 0, 0))
+    return shares + [(-1, 0, 0)] * (plan.accumulation - len(shares))
 
 
 def solve_micro_batch(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -55,9 +57,9 @@ class MapFeed:
             collate_fn=self._source.collate,
             **self._source.loader_options,
         )
-        batches = iter(loader)
-        for step in range(total_steps):
-            yield zip(self.plan.micro_batches(step, self._rank), batches, strict=False)
+        turns = order.pair_with(loader)
+        for _ in range(total_steps):
+            yield itertools.islice(turns, self.plan.accumulation)
 
 
 class PlannedOrder(Sampler[list[int]]):
@@ -67,13 +69,21 @@ class PlannedOrder(Sampler[list[int]]):
         self._plan = plan
         self._rank = rank
         self._total_steps = total_steps
+        self._asked_for: deque[MicroBatch] = deque()
 
     def __len__(self) -> int:
         return self._total_steps * self._plan.accumulation
 
     def __iter__(self) -> Iterator[Any]:
         for step in range(self._total_steps):
-            yield from self._plan.micro_batches(step, self._rank)
+            for micro in self._plan.micro_batches(step, self._rank):
+                self._asked_for.append(micro)
+                yield micro
+
+    def pair_with(self, batches: Iterable[Any]) -> Iterator[Turn]:
+        """Each batch with what the loader was asked for: batches come in that order."""
+        for batch in batches:
+            yield self._asked_for.popleft(), batch
 
 
 class KeyedDataset(Dataset[Any]):
@@ -83,11 +93,13 @@ class KeyedDataset(Dataset[Any]):
         if source.length is None:
             raise ValueError("a stream has no order to key")
         self._dataset = source.dataset
-        self._seed = seed
+        self._stream = fold(seed, DATA)
+        self._draws = not source.draws_nothing
         self._ids = IdCache(source.length, seed, source.shuffle)
 
     def __getitems__(self, micro: MicroBatch) -> list[Any]:
-        seed_data(fold(self._seed, DATA, micro.step, micro.index + 1))
+        if self._draws:
+            seed_data(fold(self._stream, micro.step, micro.index + 1))
         stop = max(micro.stop, micro.start + 1)
         ids = self._ids.ids(micro.epoch, micro.start, stop)
         if hasattr(self._dataset, "__getitems__"):

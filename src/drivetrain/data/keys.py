@@ -14,7 +14,10 @@ INIT, MODEL, DATA = 1, 2, 3
 
 
 def fold(*key: int) -> int:
-    """Mix the key's numbers, in order, into one seed (the splitmix64 finaliser, chained)."""
+    """Mix the key's numbers, in order, into one seed (the splitmix64 finaliser, chained).
+
+    What stays the same can be folded once: `fold(fold(seed, MODEL), step, index)`.
+    """
     state = 0
     for number in key:
         state = (state + number + _GOLDEN) & _WORD

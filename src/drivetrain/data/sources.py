@@ -13,6 +13,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
+    TensorDataset,
     default_collate,
 )
 
@@ -34,6 +36,11 @@ class Source:
     num_workers: int = 0
     prefetch_factor: int = 2
     pin_memory: bool = False
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading is known not to use random numbers, so that none need be seeded."""
+        return self.collate is default_collate and _is_in_memory(self.dataset)
 
     @property
     def loader_options(self) -> dict[str, Any]:
@@ -84,6 +91,13 @@ def is_stream(data: Any) -> bool:
     return isinstance(data, IterableDataset) or (
         isinstance(data, Iterable) and not hasattr(data, "__getitem__")
     )
+
+
+def _is_in_memory(dataset: Any) -> bool:
+    """Torch's own containers of tensors: their reading is indexing and nothing else."""
+    if type(dataset) is Subset:
+        return _is_in_memory(dataset.dataset)
+    return type(dataset) in (TensorDataset, list)
 
 
 def _length(dataset: Any) -> int | None:

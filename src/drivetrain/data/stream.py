@@ -122,7 +122,7 @@ class SameStream(IterableDataset[Turn]):
         self._source = source
         self._plan = plan
         self._rank = rank
-        self._seed = seed
+        self._stream = fold(seed, DATA)
         self._epoch = 0
         self._step = 0
 
@@ -136,7 +136,7 @@ class SameStream(IterableDataset[Turn]):
         # The loader takes from its workers in turn: worker w makes every num_workers-th turn.
         for turn, (micro, samples) in enumerate(self._turns()):
             if turn % num_workers == worker_id:
-                seed_data(fold(self._seed, DATA, micro.step, micro.index + 1))
+                seed_data(fold(self._stream, micro.step, micro.index + 1))
                 yield micro, self._source.collate(samples)
 
     def _samples(self) -> Iterator[Any]:

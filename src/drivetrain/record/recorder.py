@@ -22,6 +22,8 @@ from drivetrain.record.outbox import Outbox
 from drivetrain.record.sinks import Sink
 
 _Event = tuple[Any, ...]
+Span = tuple[str, float, float]
+"""(name, start, end)"""
 
 
 class Recorder:
@@ -37,10 +39,10 @@ class Recorder:
         self._sinks = tuple(sinks)
         self._outboxes = [Outbox(f"sink {sink.name}", sink.write) for sink in self._sinks]
 
-    def span(self, name: str, step: int, start_s: float, end_s: float) -> None:
-        """Something took from `start_s` to `end_s`, both read from `time.perf_counter()`."""
+    def spans(self, step: int, *spans: Span) -> None:
+        """Things that took from one time to another, both read from `time.perf_counter()`."""
         if self._events is not None:
-            self._events.put(("span", name, step, start_s, end_s))
+            self._events.put(("spans", step, spans))
 
     @contextmanager
     def measure(self, name: str, step: int = 0) -> Iterator[None]:
@@ -49,7 +51,7 @@ class Recorder:
         try:
             yield
         finally:
-            self.span(name, step, start_s, time.perf_counter())
+            self.spans(step, (name, start_s, time.perf_counter()))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers that belong to a step."""
@@ -90,13 +92,8 @@ class Recorder:
 
     def _line(self, event: _Event) -> str:
         match event:
-            case ("span", name, step, start_s, end_s):
-                # By hand: three of these per step, and json.dumps takes ten times as long.
-                begin_s, duration_s = self._epoch_s + start_s, end_s - start_s
-                return (
-                    f'{{"kind": "span", "name": "{name}", "step": {step}, '
-                    f'"start_s": {begin_s:.6f}, "duration_s": {duration_s:.6f}}}\n'
-                )
+            case ("spans", step, spans):
+                return "".join(self._span_line(step, *span) for span in spans)
             case ("scalars", step, time_s, values):
                 document = {"kind": "scalars", "step": step, "time_s": time_s, "values": values}
             case (_, name, time_s, fields):
@@ -104,3 +101,11 @@ class Recorder:
             case _:
                 raise AssertionError(event)
         return json.dumps(document, default=str) + "\n"
+
+    def _span_line(self, step: int, name: str, start_s: float, end_s: float) -> str:
+        # By hand: three of these per step, and json.dumps takes ten times as long.
+        begin_s, duration_s = self._epoch_s + start_s, end_s - start_s
+        return (
+            f'{{"kind": "span", "name": "{name}", "step": {step}, '
+            f'"start_s": {begin_s:.6f}, "duration_s": {duration_s:.6f}}}\n'
+        )

@@ -26,6 +26,7 @@ from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
 from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
+from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.engine import Engine
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
 from drivetrain.train.task import Task
@@ -65,6 +66,8 @@ def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     """Join the world, spread the model, and line up the data."""
     world = join_world(detect(), resolved.config.parallel)
     resolved = solve_micro_batch(resolved, world.layout.dp)
+    if resolved.config.record.sinks == "auto":
+        resolved = resolved.choose("record.sinks", *choose_sinks())
     config = resolved.config
     source = source_from(train, config.data, has_cuda=world.device.type == "cuda")
     plan = BatchPlan(

@@ -21,10 +21,13 @@ def same_bits(*, enabled: bool) -> Iterator[None]:
     # A matrix product's order of additions depends on how many threads share it.
     torch.set_num_threads(1)
     # cuBLAS only reads this before its first use; it is ignored on the CPU.
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
+        if workspace is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

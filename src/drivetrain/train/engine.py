@@ -8,8 +8,7 @@ corrected once at the end, in the same pass that clips them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -47,7 +46,7 @@ class Engine:
         """Around the forward pass."""
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
-        self._seed = config.seed
+        self._stream = fold(config.seed, MODEL)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     @property
@@ -55,12 +54,10 @@ class Engine:
         """What a training loss is computed with."""
         return self.spread.module
 
-    @contextmanager
-    def micro_batch(self, micro: MicroBatch, *, is_last: bool) -> Iterator[None]:
+    def micro_batch(self, micro: MicroBatch, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch: its random streams and its traffic."""
-        seed_model(fold(self._seed, MODEL, micro.step, micro.index + 1), self.world.device)
-        with self.spread.micro_batch(micro.index, is_last=is_last):
-            yield
+        seed_model(fold(self._stream, micro.step, micro.index + 1), self.world.device)
+        return self.spread.micro_batch(micro.index, is_last=is_last)
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""

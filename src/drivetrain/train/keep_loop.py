@@ -27,6 +27,7 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
 from drivetrain.data.sources import source_from
 from drivetrain.train.assemble import Assembly, Prebuilt, assemble
+from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
@@ -94,7 +95,8 @@ class KeptLoop:
         directory = open_directory(assembly)
         self.history.run_dir = directory.path
         self.model.train()
-        with open_recorder(assembly, directory) as recorder:
+        bitwise = same_bits(enabled=config.reproducibility == "bitwise")
+        with bitwise, open_recorder(assembly, directory) as recorder:
             reporter = Reporter(assembly, recorder, self.history)
             reporter.begin(directory.path)
             try:
@@ -104,7 +106,7 @@ class KeptLoop:
                     yield self._micro_batches(turns)
                     if self._step == number:
                         raise RuntimeError("step() was not called: one step per global batch")
-                    recorder.span("step", number, step_began, time.perf_counter())
+                    recorder.spans(number, ("step", step_began, time.perf_counter()))
                     if self._step % config.record.logging_steps == 0:
                         reporter.steps(self._engine.meter.collect())
                 if metrics := self._engine.meter.collect():

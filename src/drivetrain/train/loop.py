@@ -49,26 +49,25 @@ class Loop:
     notify: Notify
     logging_steps: int
     evaluate_every: int | None
-    evaluate: Callable[[int], None]
+    evaluate: Callable[[int], None] | None
+    """None without validation data."""
     report: Callable[[list[StepMetrics]], None]
     step: int = 0
     epoch: int = -1
+    evaluated_at: int = -1
 
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
         """Train until the steps, or the epochs, are through."""
-        last_evaluated = -1
         for turns in self.feed.steps(total_steps, num_epochs):
             self._one_step(turns)
             self.step += 1
-            evaluates = self._evaluates_now()
-            if evaluates or self.step % self.logging_steps == 0:
+            if self.step % self.logging_steps == 0:
                 self._log()
-            if evaluates:
-                self.evaluate(self.step)
-                last_evaluated = self.step
+            every = self.evaluate_every or self.feed.plan.steps_per_epoch
+            if every is not None and self.step % every == 0:
+                self._evaluate()
         self._log()
-        if last_evaluated != self.step:
-            self.evaluate(self.step)
+        self._evaluate()
         self._turn_epoch(-1)
 
     def _one_step(self, turns: Iterator[Turn]) -> None:
@@ -93,9 +92,12 @@ class Loop:
         self.notify("on_before_optimizer_step", step)
         engine.step(step)
         ended = perf_counter()
-        self.recorder.span("data_wait", step, began, began + waited)
-        self.recorder.span("optimizer", step, optimizing, ended)
-        self.recorder.span("step", step, began, ended)
+        self.recorder.spans(
+            step,
+            ("step", began, ended),
+            ("data_wait", began, began + waited),
+            ("optimizer", optimizing, ended),
+        )
         self.notify("on_train_batch_end", step)
 
     def _turn_epoch(self, epoch: int) -> None:
@@ -107,9 +109,11 @@ class Loop:
             self.notify("on_train_epoch_start", epoch)
         self.epoch = epoch
 
-    def _evaluates_now(self) -> bool:
-        every = self.evaluate_every or self.feed.plan.steps_per_epoch
-        return every is not None and self.step % every == 0
+    def _evaluate(self) -> None:
+        if self.evaluate is not None and self.step != self.evaluated_at:
+            self._log()
+            self.evaluate(self.step)
+            self.evaluated_at = self.step
 
     def _log(self) -> None:
         metrics = self.engine.meter.collect()

@@ -16,7 +16,7 @@ from drivetrain.train.history import StepMetrics
 from drivetrain.train.task import Loss, Total
 
 
-@dataclass
+@dataclass(slots=True)
 class _Step:
     """This rank's part of one step."""
 
@@ -96,26 +96,32 @@ class Meter:
         steps, self._closed = self._closed, []
         if not steps:
             return []
-        zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        sums = torch.stack([_weighted(step, zero) for step in steps])
-        sums = self._world.sum(sums).cpu()
-        return [_metrics(step, float(total)) for step, total in zip(steps, sums, strict=True)]
+        values = iter(_to_floats([loss for step in steps for loss in step.losses]))
+        own = [sum(next(values) * weight for weight in step.weights) for step in steps]
+        sums = torch.tensor(own, dtype=torch.float64, device=self._world.device)
+        totals = self._world.sum(sums).tolist()
+        norms = iter(_to_floats([s.grad_norm for s in steps if s.grad_norm is not None]))
+        return [
+            _metrics(step, total, None if step.grad_norm is None else next(norms))
+            for step, total in zip(steps, totals, strict=True)
+        ]
 
 
-def _weighted(step: _Step, zero: torch.Tensor) -> torch.Tensor:
-    total = zero
-    for loss, weight in zip(step.losses, step.weights, strict=True):
-        total = total + loss.double() * weight
-    return total
+def _to_floats(tensors: list[torch.Tensor]) -> list[float]:
+    """All of them in one go: on a GPU that is one wait instead of many."""
+    if not tensors:
+        return []
+    floats: list[float] = torch.stack(tensors).reshape(len(tensors)).tolist()
+    return floats
 
 
-def _metrics(step: _Step, total: float) -> StepMetrics:
+def _metrics(step: _Step, total: float, grad_norm: float | None) -> StepMetrics:
     count = None if step.global_count is None else float(step.global_count)
     return StepMetrics(
         step=step.number,
         loss=total / (step.batch_samples if count is None else max(count, 1.0)),
         learning_rate=step.learning_rate,
-        grad_norm=None if step.grad_norm is None else float(step.grad_norm),
+        grad_norm=grad_norm,
         num_samples=step.batch_samples,
         num_tokens=count,
     )

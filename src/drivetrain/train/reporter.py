@@ -31,7 +31,7 @@ class Reporter:
         self._began_s = self._last_s = time.perf_counter()
 
     def steps(self, metrics: list[StepMetrics]) -> None:
-        """The steps since the last report."""
+        """The steps since the last report: all are remembered, the last is shown and recorded."""
         self._history.steps.extend(metrics)
         now_s = time.perf_counter()
         window_s, self._last_s = max(now_s - self._last_s, 1e-9), now_s
@@ -53,8 +53,6 @@ class Reporter:
             eta_s=None if total is None else elapsed_s / last.step * (total - last.step),
         )
         self._progress.show(snapshot)
-        for each in metrics[:-1]:
-            self._recorder.scalars(each.step, _scalars(each))
         rates = {"throughput/samples_per_sec": samples_per_s}
         if tokens_per_s is not None:
             rates["throughput/tokens_per_sec"] = tokens_per_s

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
@@ -19,7 +20,7 @@ from drivetrain.record.run_directory import RunDirectory
 from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
-from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
 from drivetrain.train.open_run import open_directory, open_recorder
@@ -60,6 +61,11 @@ class Trainer:
             raise RuntimeError("the model is built by fit()")
         return self.assembly.engine.spread.inner
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank speaks for the run: print here, not on every rank."""
+        return detect().is_main
+
     def fit(self, train: Any, val: Any = None) -> History:
         """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables."""
         began = time.perf_counter()
@@ -70,7 +76,7 @@ class Trainer:
             directory = open_directory(assembly)
             self.run_dir = self.history.run_dir = directory.path
             with open_recorder(assembly, directory) as recorder:
-                recorder.span("start_up", 0, began, time.perf_counter())
+                recorder.spans(0, ("start_up", began, time.perf_counter()))
                 self._train(assembly, recorder, val)
                 self._save(assembly, directory)
                 self.history.total_time = time.perf_counter() - began
@@ -111,22 +117,21 @@ class Trainer:
         recorder: Recorder,
         notify: HookCaller,
         val: Any,
-    ) -> Any:
+    ) -> Callable[[int], None] | None:
         if val is None:
-            return lambda _step: None
+            return None
         world, config = assembly.world, assembly.config
         source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
         batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
         feed = EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
 
-        def evaluate_now(step: int) -> EvaluationResult:
+        def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
             with recorder.measure("evaluation", step), assembly.engine.autocast:
                 result = evaluate(self.task, assembly.engine.spread, feed, world, step)
             self.history.evaluations.append(result)
             reporter.evaluation(result, feed.length)
             notify("on_validation_end", result)
-            return result
 
         return evaluate_now
 

@@ -6,6 +6,7 @@ To add a sink: one file here, one line in `SINKS`, one name in the schema.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,6 +36,13 @@ SINKS = {
     "jsonl": ("drivetrain.record.sinks.jsonl", "JsonlSink"),
     "tensorboard": ("drivetrain.record.sinks.tensorboard", "TensorBoardSink"),
 }
+
+
+def choose_sinks() -> tuple[tuple[str, ...], str]:
+    """The sinks when the user left them open, and why."""
+    if importlib.util.find_spec("tensorboard") is not None:
+        return ("tensorboard",), "tensorboard is installed"
+    return (), "tensorboard is not installed (pip install 'drivetrain[tensorboard]')"
 
 
 def make_sink(name: str, directory: RunDirectory) -> Sink:

@@ -1,0 +1,40 @@
+"""An existing loop with a few lines changed: `prepare`, `backward`, `step`.
+
+python examples/keep_your_loop.py
+drivetrain train examples/keep_your_loop.py --nproc-per-node 2
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import drivetrain
+
+
+def main() -> None:
+    digits = load_digits()
+    images = torch.tensor(digits.data / 16, dtype=torch.float32)
+    data = TensorDataset(images, torch.tensor(digits.target))
+    config = drivetrain.load_config(
+        defaults={"global_batch_size": 64, "micro_batch_size": 16, "num_train_epochs": 5}
+    )
+
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    loop = drivetrain.prepare(model, optimizer, data, config)
+    for step in loop.steps():  # one optimizer step on one global batch
+        for x, y in step:  # this rank's micro-batches
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+
+    if loop.is_main:
+        print(f"{len(loop.history.steps)} steps, last loss {loop.history.losses[-1]:.4f}")
+
+
+if __name__ == "__main__":
+    main()

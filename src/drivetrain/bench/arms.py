@@ -1,0 +1,134 @@
+"""The same training as people write it on bare torch, Accelerate and Fabric, block by block.
+
+Each function sets an arm up and returns `run(num_steps)`. All clip gradients and follow a cosine
+schedule, as Drivetrain's arm does; none logs, which Drivetrain's does. Drivetrain's arm itself is
+`Trainer.fit`, which hands over to the other arms at the end of each of its blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from drivetrain.bench.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload
+
+Run = Callable[[int], None]
+TOTAL_STEPS = 1_000_000
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+
+
+def _scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / TOTAL_STEPS))
+    )
+
+
+def _loader(workload: Workload) -> DataLoader[Any]:
+    dataset = workload.dataset()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    return DataLoader(dataset, batch_size=workload.batch_size, sampler=sampler)
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _bare_loop(workload: Workload, model: nn.Module) -> Run:
+    optimizer = _optimizer(model)
+    scheduler = _scheduler(optimizer)
+    batches = _endless(_loader(workload))
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            batch = next(batches)
+            optimizer.zero_grad()
+            loss = workload.loss(model, batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            scheduler.step()
+
+    return run
+
+
+def bare_ddp(workload: Workload) -> Run:
+    """torch.nn.parallel.DistributedDataParallel and nothing else."""
+    model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True)
+    return _bare_loop(workload, model)
+
+
+def bare_fsdp(workload: Workload) -> Run:
+    """Torch's fully_shard and nothing else."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = workload.model()
+    for layer in getattr(model, "layers", []):
+        fully_shard(layer)
+    fully_shard(model)
+    return _bare_loop(workload, model)
+
+
+def accelerate(workload: Workload) -> Run:
+    """Hugging Face Accelerate, as its quick tour has it."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
+    plain = DataLoader(workload.dataset(), batch_size=workload.batch_size, shuffle=True)
+    model = workload.model()
+    optimizer = _optimizer(model)
+    model, optimizer, loader, scheduler = accelerator.prepare(
+        model, optimizer, plain, _scheduler(optimizer)
+    )
+    batches = _endless(loader)
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            batch = next(batches)
+            optimizer.zero_grad()
+            loss = workload.loss(model, batch)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            scheduler.step()
+
+    return run
+
+
+def fabric(workload: Workload) -> Run:
+    """Lightning Fabric, as its documentation converts a loop."""
+    import torch.distributed as dist
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies.ddp import DDPStrategy
+
+    strategy = DDPStrategy(gradient_as_bucket_view=True)
+    lightning = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
+    lightning.launch()
+    model = workload.model()
+    model, optimizer = lightning.setup(model, _optimizer(model))
+    scheduler = _scheduler(optimizer.optimizer)
+    plain = DataLoader(workload.dataset(), batch_size=workload.batch_size, shuffle=True)
+    batches = _endless(lightning.setup_dataloaders(plain))
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            batch = next(batches)
+            optimizer.zero_grad()
+            loss = workload.loss(model, batch)
+            lightning.backward(loss)
+            lightning.clip_gradients(model, optimizer, max_norm=MAX_GRAD_NORM)
+            optimizer.step()
+            scheduler.step()
+
+    return run

@@ -1,0 +1,56 @@
+"""Running a benchmark: its worker on real ranks, then raw samples, table and plot in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from drivetrain.bench.report import report
+from drivetrain.core.errors import WorkerFailure
+from drivetrain.core.extras import require
+from drivetrain.launch.local import launch
+
+
+def run_overhead(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """A step under Drivetrain, bare torch, Accelerate and Lightning Fabric."""
+    for module in ("accelerate", "lightning"):
+        require(module, extra="bench")
+    return _run("overhead_worker", "bare", output, num_rounds, num_ranks)
+
+
+def run_bitwise(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """What `reproducibility: bitwise` costs."""
+    return _run("bitwise_worker", "standard", output, num_rounds, num_ranks)
+
+
+def _run(worker: str, baseline: str, output: Path, num_rounds: int, num_ranks: int) -> str:
+    require("matplotlib", extra="bench")
+    output.mkdir(parents=True, exist_ok=True)
+    raw = output / "samples.json"
+    words = ["--nproc-per-node", str(num_ranks), "-m", f"drivetrain.bench.{worker}"]
+    if launch([*words, str(raw.resolve()), str(num_rounds)]) != 0:
+        raise WorkerFailure("the measurement failed; its error stands above")
+    samples = json.loads(raw.read_text())
+    document = {
+        "machine": _machine(num_ranks, num_rounds),
+        "baseline": baseline,
+        "seconds_per_step": samples,
+    }
+    raw.write_text(json.dumps(document, indent=1) + "\n")
+    return report(output)
+
+
+def _machine(num_ranks: int, num_rounds: int) -> dict[str, Any]:
+    packages = ("torch", "accelerate", "lightning")
+    return {
+        "ranks": num_ranks,
+        "rounds": num_rounds,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "device": "cpu (not run on a GPU)",
+        **{name: version(name) for name in packages},
+    }

@@ -1,0 +1,36 @@
+"""What paired samples say: medians, and how sure one can be of them. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median with the 95% interval of its bootstrap."""
+
+    value: float
+    low: float
+    high: float
+
+
+def paired_ratio(samples: Sequence[float], baseline: Sequence[float]) -> Estimate:
+    """The median over rounds of sample / baseline: what both suffered in a round cancels."""
+    return bootstrap([a / b for a, b in zip(samples, baseline, strict=True)])
+
+
+def paired_difference(samples: Sequence[float], baseline: Sequence[float]) -> Estimate:
+    """The median over rounds of sample - baseline."""
+    return bootstrap([a - b for a, b in zip(samples, baseline, strict=True)])
+
+
+def bootstrap(values: Sequence[float], resamples: int = 4000, seed: int = 0) -> Estimate:
+    """The median, and between which values it falls in 95% of resamples."""
+    draw = random.Random(seed)  # noqa: S311 - statistics, not secrets
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(resamples))
+    return Estimate(
+        median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    )

@@ -1,0 +1,54 @@
+"""Every example runs, as its own first lines say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(tmp_path: Path, *words: str) -> str:
+    result = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def last_loss(output: str) -> str:
+    (line,) = [line for line in output.splitlines() if line.startswith("step 20/20")]
+    return line.split("loss ")[1].split()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits.py", "gpt.py"])
+def test_the_quick_start_shows_the_same_loss_on_1_2_and_4_processes(
+    tmp_path: Path, name: str
+) -> None:
+    script, steps = str(EXAMPLES / name), ["max_steps=20", "evaluation.every_steps=20"]
+    losses = [last_loss(run(tmp_path, script, *steps))]
+    for num in ("2", "4"):
+        words = ["-m", "drivetrain", "train", script, "--nproc-per-node", num]
+        losses.append(last_loss(run(tmp_path, *words, *steps)))
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    words = ["-m", "drivetrain", "train", "--nproc-per-node", "2"]
+    output = run(tmp_path, *words, str(EXAMPLES / "keep_your_loop.py"))
+    assert output.count("145 steps, last loss") == 1
+
+
+def test_the_front_door(tmp_path: Path) -> None:
+    output = run(tmp_path, str(EXAMPLES / "ddp_front_door.py"))
+    assert output.count("best accuracy 0.9") == 1
+    assert (tmp_path / "runs" / "saved" / "weights.pt").exists()

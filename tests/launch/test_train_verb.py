@@ -1,0 +1,166 @@
+"""`drivetrain train` as a user calls it: real processes, real output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests" / "scripts"
+
+
+def drivetrain(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drivetrain", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_a_torchrun_script_runs_unchanged() -> None:
+    script = str(SCRIPTS / "torchrun_style.py")
+    result = drivetrain("train", "--nproc-per-node", "2", script, "--value", "2", "a.b=3")
+    assert result.returncode == 0, result.stderr
+    assert "sum 12.0 rest ['a.b=3']" in result.stdout
+    assert "OMP_NUM_THREADS" not in result.stderr
+
+
+def test_the_first_failing_ranks_traceback_comes_last() -> None:
+    script = str(SCRIPTS / "torchrun_style.py")
+    result = drivetrain("train", script, "--nproc-per-node", "2", "--fail-rank", "1")
+    assert result.returncode == 1
+    assert result.stderr.rstrip().endswith("ValueError: rank 1 has had enough")
+    assert "rank 1 (pid" in result.stderr
+    assert "ChildFailedError" not in result.stderr
+    assert "runpy" not in result.stderr
+
+
+def test_a_killed_rank_is_named() -> None:
+    script = str(SCRIPTS / "torchrun_style.py")
+    words = ["--script", script, "--num-gpus", "2", "--backend", "pytorch-ddp"]
+    result = drivetrain("train", *words, "--kill-rank", "1")
+    assert result.returncode == 137
+    assert "rank 1 (pid" in result.stderr
+    assert "killed by SIGKILL" in result.stderr
+
+
+def test_a_config_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import drivetrain\ndrivetrain.load_config()\n")
+    result = drivetrain("train", str(script), "global_batchsize=3", "max_steps=1")
+    assert result.returncode == 2
+    assert "did you mean global_batch_size?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_script_finds_its_neighbours_and_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
+    script = tmp_path / "train.py"
+    script.write_text("import sys, neighbour\nprint(neighbour.VALUE, sys.argv, __name__)\n")
+    result = drivetrain("train", str(script), "--own", "flag", cwd=ROOT)
+    assert result.stdout.strip() == f"7 ['{script}', '--own', 'flag'] __main__"
+
+
+FRONT_DOOR = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from drivetrain import PyTorchDDPTrainer
+
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(203, 20, generator=generator)
+data = TensorDataset(x, (x.sum(1) > 0).long())
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x):
+        if "fail" in sys.argv and torch.distributed.get_rank() == 1:
+            raise ValueError("trouble on rank 1")
+        return self.layers(x)
+
+
+trainer = PyTorchDDPTrainer(
+    model=Model(), num_gpus=2, batch_size=8, epochs=3, learning_rate=0.01,
+    gradient_accumulation_steps=2, tensorboard_dir="runs",
+)
+history = trainer.fit(
+    DataLoader(data, batch_size=8, shuffle=True), DataLoader(data), checkpoint_dir="saved"
+)
+print(f"time {history.total_time:.2f} accuracy {history.best_accuracy:.4f}")
+"""
+
+
+def run_front_door(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(FRONT_DOOR)
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+
+
+def test_the_front_door_starts_its_own_ranks(tmp_path: Path) -> None:
+    """As the documents write it: no launcher, no main guard."""
+    result = run_front_door(tmp_path, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert "micro-batch 8 × accumulation 2 × 2 ranks" in result.stdout
+    assert "evaluated 203 of 203" in result.stdout
+    assert result.stdout.count("accuracy 0.") >= 2
+    assert result.stdout.count("time ") == 1  # the other rank is quiet
+    assert (tmp_path / "saved" / "weights.pt").exists()
+    assert list(tmp_path.glob("runs/*/tensorboard/events*"))
+
+
+def test_the_front_door_uses_ranks_that_are_there(tmp_path: Path) -> None:
+    words = ["-m", "drivetrain", "train", "--nproc-per-node", "2", "train.py"]
+    result = run_front_door(tmp_path, *words)
+    assert result.returncode == 0, result.stderr
+    assert "accumulation 2 × 2 ranks" in result.stdout
+
+
+def test_a_failing_rank_of_the_front_door_says_why(tmp_path: Path) -> None:
+    result = run_front_door(tmp_path, "train.py", "fail")
+    assert result.returncode != 0
+    assert (
+        "ValueError: trouble on rank 1"
+        in result.stderr.splitlines()[-2:][0] + (result.stderr.splitlines()[-1])
+    )
+
+
+def test_help_is_quick_and_loads_no_torch() -> None:
+    costs = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        assert drivetrain("--help").returncode == 0
+        costs.append(time.perf_counter() - start_s)
+    assert min(costs) < 0.3
+    imports = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import drivetrain, drivetrain.cli.main"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ},
+    ).stderr
+    assert "drivetrain" in imports
+    assert " torch" not in imports
+
+
+@pytest.mark.parametrize("words", [["config"], ["config", "global_batch_size=8", "max_steps=2"]])
+def test_the_config_verb_lists_and_checks(words: list[str]) -> None:
+    result = drivetrain(*words)
+    assert result.returncode == 0
+    assert "optimization" in result.stdout
+    wrong = drivetrain("config", "max_step=2")
+    assert wrong.returncode == 2
+    assert "did you mean max_steps?" in wrong.stderr

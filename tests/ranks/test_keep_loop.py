@@ -1,0 +1,82 @@
+"""A loop of one's own gives Trainer's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import drivetrain
+from drivetrain.testing import run_ranks
+from tests.gpt_task import GPT, Sentences, collate, gpt_metrics, token_loss
+from tests.ranks.training import (
+    assert_same_training,
+    sentences,
+    settings,
+    train_gpt,
+)
+
+
+def own_loop(output_dir: str, strategy: str = "ddp") -> list[float]:
+    config = settings(output_dir, max_steps=12, parallel={"strategy": strategy})
+    loop = drivetrain.prepare(GPT, None, sentences(), config)
+    for step in loop.steps():
+        for batch in step:
+            loop.backward(token_loss(loop.model, batch))
+        loop.step()
+    return loop.history.losses
+
+
+def both_strategies(output_dir: str) -> list[list[float]]:
+    return [own_loop(output_dir), own_loop(output_dir, "fsdp")]
+
+
+def test_the_numbers_are_the_trainers(tmp_path: Path) -> None:
+    expected = train_gpt(str(tmp_path), max_steps=12)[0]
+    assert own_loop(str(tmp_path)) == expected
+    for losses in run_ranks(both_strategies, 2, 120, args=(str(tmp_path),)):
+        assert_same_training(losses[0], expected)
+        assert_same_training(losses[1], expected)
+
+
+def given_model_and_optimizer(output_dir: str) -> tuple[list[float], dict[str, float]]:
+    torch.manual_seed(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+    model = GPT()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    config = settings(output_dir, max_steps=6, parallel={"strategy": "fsdp"})
+    loop = drivetrain.prepare(model, optimizer, sentences(), config)
+    for step in loop.steps():
+        for batch in step:
+            loop.backward(token_loss(loop.model, batch))
+        loop.step()
+    val: Any = torch.utils.data.DataLoader(Sentences(17), collate_fn=collate)
+    result = loop.evaluate(val, gpt_metrics)
+    assert result.num_samples == 17
+    return loop.history.losses, dict(result.metrics)
+
+
+def test_a_model_and_an_optimizer_that_exist_are_spread(tmp_path: Path) -> None:
+    """Ranks made different weights; all start from rank 0's."""
+    expected, metrics = given_model_and_optimizer(str(tmp_path))
+    for losses, theirs in run_ranks(given_model_and_optimizer, 2, 120, args=(str(tmp_path),)):
+        assert_same_training(losses, expected)
+        assert theirs["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+def test_forgetting_a_call_is_said(tmp_path: Path) -> None:
+    config = settings(str(tmp_path), max_steps=5)
+    loop = drivetrain.prepare(GPT, None, sentences(), config)
+    with pytest.raises(RuntimeError, match="backward\\(\\) was not called"):
+        for step in loop.steps():
+            for _ in step:
+                pass
+    loop = drivetrain.prepare(GPT, None, sentences(), config)
+    with pytest.raises(RuntimeError, match="step\\(\\) was not called"):
+        for step in loop.steps():
+            for batch in step:
+                loop.backward(token_loss(loop.model, batch))
+    other = torch.optim.SGD(GPT().parameters(), lr=0.1)
+    with pytest.raises(drivetrain.ConfigError, match="parameters that are not the model's"):
+        drivetrain.prepare(GPT(), other, sentences(), config)

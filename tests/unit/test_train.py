@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+
+from drivetrain import ConfigError, Hook, PyTorchDDPTrainer, Task, Total, Trainer
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import DDP, FSDP, Optimization
+from drivetrain.core.errors import NonFiniteLoss
+from drivetrain.data.keys import fold
+from drivetrain.parallel.ddp import DDPStrategy
+from drivetrain.parallel.fsdp import FSDPStrategy
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.strategy import Profile
+from drivetrain.train.history import EvaluationResult, StepMetrics
+from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
+
+
+def data(length: int = 50) -> TensorDataset:
+    x = torch.randn(length, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def mean_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def task() -> Task:
+    return Task(model=lambda: nn.Linear(4, 2), loss=mean_loss)
+
+
+@pytest.fixture
+def config(quiet: dict[str, Any]) -> dict[str, Any]:
+    return {"global_batch_size": 8, "micro_batch_size": 4, "num_train_epochs": 2, **quiet}
+
+
+class Listener(Hook):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.heard.append("fit start")
+
+    def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        self.heard.append(f"epoch {epoch} start")
+
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self.heard.append(f"epoch {epoch} end")
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:
+        assert all(p.grad is not None for p in trainer.model.parameters())
+        self.heard.append(f"step {step}")
+
+    def on_validation_end(self, trainer: Trainer, result: EvaluationResult) -> None:
+        self.heard.append(f"evaluated after {result.step}")
+
+    def on_log(self, trainer: Trainer, metrics: Sequence[StepMetrics]) -> None:
+        self.heard.append(f"log {[m.step for m in metrics]}")
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self.heard.append(type(error).__name__)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        self.heard.append("fit end")
+
+
+def test_hooks_are_called_in_the_order_of_the_contract(config: dict[str, Any]) -> None:
+    listener = Listener()
+    config = {**config, "record": {**config["record"], "logging_steps": 2}}
+    Trainer(task(), config, [listener]).fit(data(20), data(6))
+    assert listener.heard == [
+        "fit start",
+        *["epoch 0 start", "step 0", "step 1", "log [1, 2]", "step 2", "log [3]"],
+        "evaluated after 3",
+        *["epoch 0 end", "epoch 1 start", "step 3", "log [4]", "step 4", "step 5", "log [5, 6]"],
+        "evaluated after 6",
+        *["epoch 1 end", "fit end"],
+    ]
+
+
+def test_history_counts_every_sample(config: dict[str, Any]) -> None:
+    history = Trainer(task(), config).fit(data(50))
+    assert [metrics.num_samples for metrics in history.steps] == [8, 8, 8, 8, 8, 8, 2] * 2
+    assert history.total_time > 0
+    assert history.best_accuracy is None
+
+
+def test_the_run_directory_holds_what_it_should(config: dict[str, Any]) -> None:
+    trainer = Trainer(task(), {**config, "name": "mine", "micro_batch_size": "auto"})
+    history = trainer.fit(data())
+    assert history.run_dir is not None
+    assert history.run_dir.name == "mine"
+    run = yaml.safe_load((history.run_dir / "run.yaml").read_text())
+    assert run["config"]["micro_batch_size"] == 8
+    assert run["sources"]["micro_batch_size"].startswith("chosen: 8 samples over 1 rank")
+    lines = (history.run_dir / "events/00000.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    steps = [e for e in events if e["kind"] == "span" and e["name"] == "step"]
+    assert [e["step"] for e in steps] == list(range(14))
+    losses = {e["step"]: e["values"]["train/loss"] for e in events if e["kind"] == "scalars"}
+    assert losses == {10: history.losses[9], 14: history.losses[13]}
+    start = json.loads((history.run_dir / "attempts/0001/start.json").read_text())
+    assert start["world_size"] == 1
+    weights = torch.load(history.run_dir / "checkpoints/weights.pt", weights_only=True)
+    assert torch.equal(weights["weight"], trainer.model.state_dict()["weight"])
+
+
+def test_tensorboard_is_used_when_it_is_there(config: dict[str, Any]) -> None:
+    trainer = Trainer(task(), {**config, "record": {"progress": "none"}})
+    history = trainer.fit(data())
+    assert history.run_dir is not None
+    assert list(history.run_dir.glob("tensorboard/events*"))
+    assert str(trainer.resolved.source("record.sinks")) == "chosen: tensorboard is installed"
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_says_where(config: dict[str, Any]) -> None:
+    def explode(model: nn.Module, batch: Any) -> torch.Tensor:
+        return mean_loss(model, batch) * math.inf
+
+    listener = Listener()
+    with pytest.raises(NonFiniteLoss, match=r"train/loss = nan|inf at step 1"):
+        Trainer(Task(model=lambda: nn.Linear(4, 2), loss=explode), config, [listener]).fit(data())
+    assert listener.heard[-1] == "NonFiniteLoss"
+
+
+class Augmented(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Draws noise from torch's and Python's streams, as augmentations do."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        import random
+
+        return torch.randn(4) + random.random(), torch.tensor(index % 2)  # noqa: S311
+
+
+def test_augmentation_does_not_depend_on_loader_processes(config: dict[str, Any]) -> None:
+    alone = Trainer(task(), config).fit(Augmented())
+    helped = Trainer(task(), {**config, "data": {"num_workers": 2}}).fit(Augmented())
+    assert helped.losses == alone.losses
+    other = Trainer(task(), {**config, "seed": 7}).fit(Augmented())
+    assert other.losses != alone.losses
+
+
+def test_a_sampler_of_ones_own_is_refused(config: dict[str, Any]) -> None:
+    sampler = WeightedRandomSampler([1.0] * 50, 50)
+    with pytest.raises(ConfigError, match="sampler = WeightedRandomSampler: Drivetrain decides"):
+        Trainer(task(), config).fit(DataLoader(data(), sampler=sampler))
+
+
+def test_an_empty_or_strange_dataset_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="data: has no samples"):
+        Trainer(task(), config).fit(data(0))
+    with pytest.raises(ConfigError, match="neither a dataset nor"):
+        Trainer(task(), config).fit(3)
+
+
+def test_torch_compile_is_a_switch(config: dict[str, Any]) -> None:
+    plain = Trainer(task(), config).fit(data())
+    compiled = Trainer(task(), {**config, "compile": {"enabled": True, "backend": "eager"}})
+    assert compiled.fit(data()).losses == pytest.approx(plain.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.775, 0.55, 0.325]),
+        ("cosine", [0.5, 1.0, 1.0, 1 - 0.9 * 0.146447, 0.55, 1 - 0.9 * 0.853553]),
+    ],
+)
+def test_schedules(shape: str, expected: list[float]) -> None:
+    schedule = Schedule(shape, warmup_steps=2, total_steps=6, min_ratio=0.1)
+    assert [schedule.factor(step) for step in range(6)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_group_keeps_its_own_peak() -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [model.weight], "lr": 1.0}, {"params": [model.bias], "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups)
+    rate = LearningRate(optimizer, Schedule("linear", 0, 4, 0.0), scale=2.0)
+    rate.set(2)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1.0, 0.1])
+
+
+def test_learning_rate_follows_the_batch_size() -> None:
+    linear = Optimization(learning_rate_scaling="linear", base_batch_size=32)
+    root = Optimization(learning_rate_scaling="sqrt", base_batch_size=32)
+    assert batch_size_factor(linear, 128) == 4.0
+    assert batch_size_factor(root, 128) == 2.0
+    assert batch_size_factor(Optimization(), 128) == 1.0
+
+
+def test_keys_are_unrelated() -> None:
+    seeds = {fold(a, b, c) for a in range(10) for b in range(10) for c in range(10)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+PROFILE = Profile(num_parameters=1000, parameter_bytes=4000, optimizer_bytes=8000)
+
+
+def test_costs_follow_the_layout() -> None:
+    cluster = Cluster(1, 4)
+    ddp = DDPStrategy(DDP()).cost(PROFILE, Layout(dp_replicate=4), cluster)
+    fsdp = FSDPStrategy(FSDP()).cost(PROFILE, Layout(dp_shard=4), cluster)
+    hsdp = FSDPStrategy(FSDP()).cost(PROFILE, Layout(dp_replicate=2, dp_shard=2), cluster)
+    assert (ddp.state_bytes, ddp.sent_bytes_per_step) == (16_000, 6000)
+    assert (fsdp.state_bytes, fsdp.sent_bytes_per_step) == (4000, 9000)
+    assert (hsdp.state_bytes, hsdp.sent_bytes_per_step) == (8000, 8000)
+
+
+def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
+    small = Cluster(1, 4, device_memory_bytes=10_000)
+    (problem,) = DDPStrategy(DDP()).problems(PROFILE, Layout(dp_replicate=4), small)
+    assert "take 15.6 KiB per rank, and a device has 9.8 KiB" in str(problem)
+    assert FSDPStrategy(FSDP()).problems(PROFILE, Layout(dp_shard=4), small) == []
+    (problem,) = FSDPStrategy(FSDP()).problems(PROFILE, Layout(dp_replicate=4), small)
+    assert "nothing to shard over" in str(problem)
+
+
+def test_the_front_door_answers_wrong_settings() -> None:
+    with pytest.raises(ConfigError) as caught:
+        PyTorchDDPTrainer(nn.Linear(2, 2), batchsize=3, zero_stage=3, resume_from_checkpoint=True)
+    assert str(caught.value).splitlines() == [
+        "batchsize = 3: unknown setting; did you mean batch_size?",
+        "resume_from_checkpoint = True: not available in this release; start from saved weights "
+        "with model.load_state_dict",
+        'zero_stage = 3: not available in this release; use backend="pytorch-fsdp", which shards '
+        "the same things as stage 3",
+    ]
+
+
+def test_the_front_door_alone_trains_the_given_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(4, 2)
+    before = model.weight.clone()
+    trainer = PyTorchDDPTrainer(
+        model, num_gpus=1, batch_size=8, epochs=2, tensorboard=False, tensorboard_dir=str(tmp_path)
+    )
+    history = trainer.fit(DataLoader(data(), shuffle=True), DataLoader(data()), max_steps=9)
+    assert len(history.steps) == 9
+    assert trainer.best_accuracy == history.best_accuracy
+    assert not torch.equal(before, model.weight)
+    assert "evaluated 50 of 50" in capsys.readouterr().out
+
+
+def test_a_total_weighs_what_was_there(config: dict[str, Any]) -> None:
+    """Counting half the samples of each batch halves nothing: the mean is over what counts."""
+
+    def half(model: nn.Module, batch: Any) -> Total:
+        x, y = batch
+        counted = torch.arange(len(y)) % 2 == 0
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        return Total(losses[counted].sum(), counted.sum())
+
+    history = Trainer(Task(model=lambda: nn.Linear(4, 2), loss=half), config).fit(data())
+    assert history.steps[0].num_tokens == 4.0
+    assert 0.3 < history.losses[0] < 2.0
