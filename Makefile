@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check test docs bench clean
+.PHONY: setup lint types house check slow test docs bench clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -28,7 +28,10 @@ house:
 check: lint types house           ## everything that can be said without running a rank
 	$(BIN)/pytest -m "not slow"
 
-test:                             ## all tests, the multi-rank and launcher ones included
+slow:                             ## the tests that check leaves out: longer trainings on real ranks
+	$(BIN)/pytest -m slow
+
+test:                             ## all tests
 	$(BIN)/pytest
 
 docs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,29 @@ def test_a_killed_rank_is_named() -> None:
     assert result.returncode == 137
     assert "rank 1 (pid" in result.stderr
     assert "killed by SIGKILL" in result.stderr
+
+
+def test_a_stopped_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
+    script = tmp_path / "sleep.py"
+    script.write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path(os.environ['RANK'] + '.pid').write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "drivetrain", "train", "--nproc-per-node", "2", str(script)]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.pid"))) < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    time.sleep(0.5)
+    pids = [int(file.read_text()) for file in tmp_path.glob("*.pid")]
+    launcher.send_signal(signal.SIGTERM)
+    _, stderr = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; all ranks were ended" in stderr
+    assert "Traceback" not in stderr
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_config_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
@@ -136,6 +160,18 @@ def test_a_failing_rank_of_the_front_door_says_why(tmp_path: Path) -> None:
         "ValueError: trouble on rank 1"
         in result.stderr.splitlines()[-2:][0] + (result.stderr.splitlines()[-1])
     )
+
+
+def test_a_rank_that_never_joins_does_not_hold_the_front_door(tmp_path: Path) -> None:
+    early = "import os\nif os.environ.get('RANK') == '1':\n    raise OSError('no such disk')\n"
+    (tmp_path / "train.py").write_text(early + FRONT_DOOR)
+    start_s = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 5
+    assert "OSError: no such disk" in result.stderr
+    assert time.monotonic() - start_s < 60
 
 
 def test_help_is_quick_and_loads_no_torch() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from drivetrain.testing import run_ranks
 from drivetrain.train.evaluate import ExactMean
 from drivetrain.train.history import EvaluationResult
+from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.training import NUM_VAL, sentences, settings
@@ -48,6 +50,23 @@ def test_metrics_equal_the_single_process_exactly(tmp_path: Path) -> None:
     for world_size in (2, 3, 4):
         for results in run_ranks(evaluate_untrained, world_size, 120, args=(str(tmp_path),)):
             assert results == [alone] * 4
+
+
+def evaluate_with_batch_norm(output_dir: str) -> dict[str, float]:
+    data = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
+    task = Task(
+        model=lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+    )
+    # 5 micro-batches on 3 ranks: the last rank has a turn without samples
+    config = settings(output_dir, global_batch_size=20, micro_batch_size=4, max_steps=6)
+    return dict(Trainer(task, config).fit(data, data).evaluations[-1].metrics)
+
+
+def test_running_statistics_are_rank_0s_everywhere(tmp_path: Path) -> None:
+    first, *others = run_ranks(evaluate_with_batch_norm, 3, 60, args=(str(tmp_path),))
+    assert first["loss"] > 0
+    assert all(other == first for other in others)
 
 
 def test_the_sum_is_exact_whatever_the_order() -> None:

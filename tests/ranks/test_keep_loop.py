@@ -77,6 +77,11 @@ def test_forgetting_a_call_is_said(tmp_path: Path) -> None:
         for step in loop.steps():
             for batch in step:
                 loop.backward(token_loss(loop.model, batch))
+    loop = drivetrain.prepare(GPT, None, sentences(), config)
+    with pytest.raises(RuntimeError, match="before all of the step's batches were used"):
+        for step in loop.steps():
+            loop.backward(token_loss(loop.model, next(step)))
+            loop.step()
     other = torch.optim.SGD(GPT().parameters(), lr=0.1)
     with pytest.raises(drivetrain.ConfigError, match="parameters that are not the model's"):
         drivetrain.prepare(GPT(), other, sentences(), config)

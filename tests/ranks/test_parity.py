@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.data.batches import BatchPlan, IdCache
+from drivetrain.data.batches import BatchPlan
+from drivetrain.data.own_ids import OwnIds
 from drivetrain.testing import run_ranks
 from drivetrain.train.meter import Meter
 from drivetrain.train.schedule import Schedule
@@ -96,12 +97,12 @@ def test_the_loop_trains_what_plain_torch_trains(tmp_path: Path) -> None:
     model.load_state_dict(weights)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     plan = BatchPlan(24, 24, 1, NUM_SAMPLES)
-    ids = IdCache(NUM_SAMPLES, 42, shuffle=True)
+    ids = OwnIds(plan, 0, 42, shuffle=True)
     schedule = Schedule("cosine", 5, steps, 0.0)
     dataset, expected = Sentences(NUM_SAMPLES), []
     for step in range(steps):
         (micro,) = plan.micro_batches(step, 0)
-        samples = [dataset[i] for i in ids.ids(micro.epoch, micro.start, micro.stop)]
+        samples = [dataset[i] for i in ids.ids(micro)]
         total = token_loss(model, collate(samples))
         loss = total.sum / total.count
         optimizer.zero_grad()

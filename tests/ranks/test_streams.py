@@ -16,6 +16,8 @@ from drivetrain.train.trainer import Trainer
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.training import assert_same_training, settings
 
+CONSTANT = {"learning_rate": 3e-3, "max_grad_norm": 1.0}
+
 
 class Stream(IterableDataset[torch.Tensor]):
     def __init__(self, length: int = 101) -> None:
@@ -33,7 +35,9 @@ class Uneven(Stream):
 
 
 def train_stream(output_dir: str, **data: Any) -> tuple[list[float], list[int]]:
-    config = settings(output_dir, max_steps=None, num_train_epochs=2, data=data)
+    config = settings(
+        output_dir, max_steps=None, num_train_epochs=2, data=data, optimization=CONSTANT
+    )
     trainer = Trainer(gpt_task(), config)
     history = trainer.fit(DataLoader(Stream(), collate_fn=collate, batch_size=1))
     return history.losses, [metrics.num_samples for metrics in history.steps]
@@ -60,6 +64,7 @@ def train_own_shards(output_dir: str) -> list[int]:
         output_dir,
         max_steps=None,
         num_train_epochs=2,
+        optimization=CONSTANT,
         data={"iterable_sharding": "own_shard"},
     )
     trainer = Trainer(gpt_task(), config)

@@ -110,6 +110,26 @@ def test_a_section_with_nothing_under_it_says_nothing(tmp_path: Path) -> None:
     assert load_config(file, argv=[]).config.global_batch_size == 8
 
 
+def test_an_unknown_key_with_nothing_in_it_is_still_unknown() -> None:
+    assert (
+        "did you mean optimization.max_grad_norm?"
+        in problems(*GOOD, "optimization.max_grad_nrom=null")[0]
+    )
+
+
+@pytest.mark.parametrize("name", ["2024-01-05", "2020-13-45", "123"])
+def test_a_name_may_look_like_a_date_or_a_number(name: str) -> None:
+    assert load_config(argv=[*GOOD, f"name={name}"]).config.name == name
+
+
+def test_a_file_that_is_no_text_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "binary.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "--config" in problems("--config", str(file))[0]
+    file.write_text("config: 3\nsources: 4\n")
+    assert "config = 3: unknown key" in problems("--config", str(file))[0]
+
+
 def test_config_is_frozen() -> None:
     config = resolve({"global_batch_size": 8, "max_steps": 1}).config
     with pytest.raises(Exception, match="frozen"):

@@ -92,3 +92,27 @@ def test_a_negative_axis_is_refused() -> None:
 def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(ValueError, match="outside a world of 4"):
         Layout(tp=4).coordinates(4)
+
+
+def test_the_mesh_stands_where_the_layout_says() -> None:
+    """At 4,096 ranks, over torch's fake process group."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    layout = Layout(pp=2, dp_replicate=4, dp_shard=64, tp=8)
+    rank = 2741
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
+    try:
+        mesh = layout.build_mesh("cpu")
+        assert mesh.mesh_dim_names == ("pp", "dp_replicate", "dp_shard", "tp")
+        here = layout.coordinates(rank)
+        assert tuple(mesh.get_coordinate() or ()) == (
+            here.pp,
+            here.dp_replicate,
+            here.dp_shard,
+            here.tp,
+        )
+        assert tuple(mesh["tp"].mesh.tolist()) == layout.group(rank, "tp")
+        assert tuple(mesh["dp_shard"].mesh.tolist()) == layout.group(rank, "dp_shard")
+    finally:
+        dist.destroy_process_group()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,36 @@ import torch
 import torch.nn.functional as F
 import yaml
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
-from drivetrain import ConfigError, Hook, PyTorchDDPTrainer, Task, Total, Trainer
+from drivetrain import (
+    ConfigError,
+    DistributedConfig,
+    Hook,
+    PyTorchDDPTrainer,
+    Task,
+    Total,
+    Trainer,
+)
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import DDP, FSDP, Optimization
-from drivetrain.core.errors import NonFiniteLoss
-from drivetrain.data.keys import fold
+from drivetrain.core.errors import EnvironmentProblem, NonFiniteLoss
+from drivetrain.data.keys import fold, turn_seed
+from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.ddp import DDPStrategy
 from drivetrain.parallel.fsdp import FSDPStrategy
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.strategy import Profile
 from drivetrain.train.history import EvaluationResult, StepMetrics
+from drivetrain.train.keep_loop import prepare
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
 
 
@@ -159,6 +177,94 @@ def test_a_sampler_of_ones_own_is_refused(config: dict[str, Any]) -> None:
         Trainer(task(), config).fit(DataLoader(data(), sampler=sampler))
 
 
+def test_a_batch_sampler_or_a_partial_sampler_is_refused(config: dict[str, Any]) -> None:
+    batches = BatchSampler(RandomSampler(data()), 4, drop_last=False)
+    with pytest.raises(ConfigError, match="sampler = BatchSampler: Drivetrain decides"):
+        Trainer(task(), config).fit(DataLoader(data(), batch_sampler=batches))
+    some = RandomSampler(data(), replacement=True, num_samples=3)
+    with pytest.raises(ConfigError, match="sampler = RandomSampler: Drivetrain decides"):
+        Trainer(task(), config).fit(DataLoader(data(), sampler=some))
+
+
+class SelfSplitting(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Splits itself among loader processes and draws noise, as torch's documentation shows."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        worker = torch.utils.data.get_worker_info()
+        first, pace = (worker.id, worker.num_workers) if worker else (0, 1)
+        for index in range(first, 30, pace):
+            yield torch.randn(4), torch.tensor(index % 2)
+
+
+def test_a_stream_is_read_once_and_alike_in_any_number_of_processes(
+    config: dict[str, Any],
+) -> None:
+    alone = Trainer(task(), config).fit(SelfSplitting())
+    helped = Trainer(task(), {**config, "data": {"num_workers": 2}}).fit(SelfSplitting())
+    assert [metrics.num_samples for metrics in helped.steps] == [8, 8, 8, 6] * 2
+    assert helped.losses == alone.losses
+
+
+def test_a_schedule_needs_an_end(config: dict[str, Any]) -> None:
+    falling = {**config, "optimization": {"lr_scheduler_type": "cosine"}}
+    with pytest.raises(ConfigError, match="cosine: falls to the end of the run"):
+        Trainer(task(), falling).fit(SelfSplitting())
+
+
+def test_a_streams_epochs_end_with_an_evaluation(config: dict[str, Any]) -> None:
+    history = Trainer(task(), config).fit(SelfSplitting(), data())
+    assert [result.step for result in history.evaluations] == [4, 8]
+
+
+def test_a_loss_that_changes_its_kind_is_refused(config: dict[str, Any]) -> None:
+    steps = iter(range(100))
+
+    def fickle(model: nn.Module, batch: Any) -> torch.Tensor | Total:
+        mean = mean_loss(model, batch)
+        return mean if next(steps) < 4 else Total(mean, 1)
+
+    with pytest.raises(TypeError, match="a mean in every step, or a Total in every step"):
+        Trainer(Task(model=lambda: nn.Linear(4, 2), loss=fickle), config).fit(data())
+
+
+def test_blocks_are_found_inside_nested_lists() -> None:
+    class Stages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList(
+                nn.ModuleList(nn.Linear(2, 2) for _ in range(2)) for _ in range(3)
+            )
+            self.head = nn.Sequential(nn.Linear(2, 2))
+
+    blocks = repeated_blocks(Stages())
+    assert len(blocks) == 6
+    assert all(isinstance(block, nn.Linear) for block in blocks)
+    with pytest.raises(ConfigError, match="shard_modules = Conv2d: the model has no module of"):
+        blocks_named(Stages(), ["Conv2d", "Linear"])
+
+
+def test_a_given_optimizer_follows_wrapped_blocks(config: dict[str, Any]) -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recompute = {**config, "memory": {"activation_checkpointing": "full"}, "max_steps": 2}
+    loop = prepare(model, optimizer, data(), recompute)
+    for step in loop.steps():
+        for x, y in step:
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+    assert len(loop.history.steps) == 2
+
+
 def test_an_empty_or_strange_dataset_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="data: has no samples"):
         Trainer(task(), config).fit(data(0))
@@ -206,9 +312,13 @@ def test_keys_are_unrelated() -> None:
     seeds = {fold(a, b, c) for a in range(10) for b in range(10) for c in range(10)}
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**63 for seed in seeds)
+    turns = {turn_seed(fold(1, 2), step, index) for step in range(100) for index in range(-1, 9)}
+    assert len(turns) == 1000
 
 
-PROFILE = Profile(num_parameters=1000, parameter_bytes=4000, optimizer_bytes=8000)
+PROFILE = Profile(
+    num_parameters=1000, parameter_bytes=4000, gradient_bytes=4000, optimizer_bytes=8000
+)
 
 
 def test_costs_follow_the_layout() -> None:
@@ -222,9 +332,9 @@ def test_costs_follow_the_layout() -> None:
 
 
 def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
-    small = Cluster(1, 4, device_memory_bytes=10_000)
+    small = Cluster(1, 4, device_memory_bytes=7000)
     (problem,) = DDPStrategy(DDP()).problems(PROFILE, Layout(dp_replicate=4), small)
-    assert "take 15.6 KiB per rank, and a device has 9.8 KiB" in str(problem)
+    assert "alone take 7.8 KiB per rank, and a device has 6.8 KiB" in str(problem)
     assert FSDPStrategy(FSDP()).problems(PROFILE, Layout(dp_shard=4), small) == []
     (problem,) = FSDPStrategy(FSDP()).problems(PROFILE, Layout(dp_replicate=4), small)
     assert "nothing to shard over" in str(problem)
@@ -232,11 +342,18 @@ def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
 
 def test_the_front_door_answers_wrong_settings() -> None:
     with pytest.raises(ConfigError) as caught:
-        PyTorchDDPTrainer(nn.Linear(2, 2), batchsize=3, zero_stage=3, resume_from_checkpoint=True)
+        PyTorchDDPTrainer(nn.Linear(2, 2), batchsize=3)
+    assert str(caught.value) == "batchsize = 3: unknown setting; did you mean batch_size?"
+    with pytest.raises(ConfigError) as caught:
+        DistributedConfig(
+            backend="horovod", checkpoint_frequency=10, zero_stage=3, communication_backend="nccl"
+        )
     assert str(caught.value).splitlines() == [
-        "batchsize = 3: unknown setting; did you mean batch_size?",
-        "resume_from_checkpoint = True: not available in this release; start from saved weights "
-        "with model.load_state_dict",
+        "backend = horovod: not available in this release; use pytorch-ddp or pytorch-fsdp",
+        "checkpoint_frequency = 10: not available in this release; "
+        "only the final weights are saved",
+        "communication_backend = nccl: needs CUDA devices, and there are none; "
+        'use "auto", which takes gloo on the CPU',
         'zero_stage = 3: not available in this release; use backend="pytorch-fsdp", which shards '
         "the same things as stage 3",
     ]
@@ -255,6 +372,21 @@ def test_the_front_door_alone_trains_the_given_model(
     assert trainer.best_accuracy == history.best_accuracy
     assert not torch.equal(before, model.weight)
     assert "evaluated 50 of 50" in capsys.readouterr().out
+
+
+def test_an_output_folder_that_cannot_be_made_is_explained(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(EnvironmentProblem, match="output_dir = .*: Not a directory; give a folder"):
+        Trainer(task(), {**config, "output_dir": str(file / "runs")}).fit(data())
+
+
+def test_bitwise_refuses_weights_it_cannot_add(config: dict[str, Any]) -> None:
+    half = Task(model=lambda: nn.Linear(4, 2).bfloat16(), loss=mean_loss)
+    with pytest.raises(ConfigError, match="only kept for fp32 weights, and the model has bfloat16"):
+        Trainer(half, {**config, "reproducibility": "bitwise"}).fit(data())
 
 
 def test_a_total_weighs_what_was_there(config: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -34,6 +35,8 @@ def _scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.Lam
 
 def _loader(workload: Workload) -> DataLoader[Any]:
     dataset = workload.dataset()
+    if not dist.is_initialized():
+        return DataLoader(dataset, batch_size=workload.batch_size, shuffle=True)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
     return DataLoader(dataset, batch_size=workload.batch_size, sampler=sampler)
 
@@ -59,6 +62,11 @@ def _bare_loop(workload: Workload, model: nn.Module) -> Run:
             scheduler.step()
 
     return run
+
+
+def bare(workload: Workload) -> Run:
+    """One process: the model as it is."""
+    return _bare_loop(workload, workload.model())
 
 
 def bare_ddp(workload: Workload) -> Run:
@@ -108,12 +116,14 @@ def accelerate(workload: Workload) -> Run:
 
 def fabric(workload: Workload) -> Run:
     """Lightning Fabric, as its documentation converts a loop."""
-    import torch.distributed as dist
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 
-    strategy = DDPStrategy(gradient_as_bucket_view=True)
-    lightning = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
+    if dist.is_initialized():
+        strategy = DDPStrategy(gradient_as_bucket_view=True)
+        lightning = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
+    else:
+        lightning = Fabric(accelerator="cpu", devices=1)
     lightning.launch()
     model = workload.model()
     model, optimizer = lightning.setup(model, _optimizer(model))

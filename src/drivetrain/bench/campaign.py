@@ -19,28 +19,32 @@ def run_overhead(output: Path, num_rounds: int, num_ranks: int) -> str:
     """A step under Drivetrain, bare torch, Accelerate and Lightning Fabric."""
     for module in ("accelerate", "lightning"):
         require(module, extra="bench")
-    return _run("overhead_worker", "bare", output, num_rounds, num_ranks)
+    output.mkdir(parents=True, exist_ok=True)
+    alone = _measure("overhead_worker", output, num_rounds, 1)
+    together = _measure("overhead_worker", output, num_rounds, num_ranks)
+    return _keep(output, {**alone, **together}, "bare", _machine(num_ranks, num_rounds))
 
 
 def run_bitwise(output: Path, num_rounds: int, num_ranks: int) -> str:
     """What `reproducibility: bitwise` costs."""
-    return _run("bitwise_worker", "standard", output, num_rounds, num_ranks)
-
-
-def _run(worker: str, baseline: str, output: Path, num_rounds: int, num_ranks: int) -> str:
-    require("matplotlib", extra="bench")
     output.mkdir(parents=True, exist_ok=True)
+    samples = _measure("bitwise_worker", output, num_rounds, num_ranks)
+    return _keep(output, samples, "standard", _machine(num_ranks, num_rounds))
+
+
+def _measure(worker: str, output: Path, num_rounds: int, num_ranks: int) -> dict[str, Any]:
+    require("matplotlib", extra="bench")
     raw = output / "samples.json"
     words = ["--nproc-per-node", str(num_ranks), "-m", f"drivetrain.bench.{worker}"]
     if launch([*words, str(raw.resolve()), str(num_rounds)]) != 0:
         raise WorkerFailure("the measurement failed; its error stands above")
-    samples = json.loads(raw.read_text())
-    document = {
-        "machine": _machine(num_ranks, num_rounds),
-        "baseline": baseline,
-        "seconds_per_step": samples,
-    }
-    raw.write_text(json.dumps(document, indent=1) + "\n")
+    samples: dict[str, Any] = json.loads(raw.read_text())
+    return samples
+
+
+def _keep(output: Path, samples: dict[str, Any], baseline: str, machine: dict[str, Any]) -> str:
+    document = {"machine": machine, "baseline": baseline, "seconds_per_step": samples}
+    (output / "samples.json").write_text(json.dumps(document, indent=1) + "\n")
     return report(output)
 
 

@@ -7,6 +7,7 @@ run a block of as many steps. So each round holds one block of each arm, seconds
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import tempfile
@@ -67,22 +68,26 @@ class Rounds(Hook):
     def _note(self, name: str) -> None:
         elapsed_s = time.perf_counter() - self._began_s
         self.seconds_per_step[name].append(elapsed_s / self._size)
-        dist.barrier()
+        if dist.is_initialized():
+            dist.barrier()
+
+
+BARE = {"1 rank": arms.bare, "ddp": arms.bare_ddp, "fsdp": arms.bare_fsdp}
 
 
 def measure(
-    workload: Workload, strategy: str, num_rounds: int, directory: str
+    workload: Workload, engine: str, num_rounds: int, directory: str
 ) -> dict[str, list[float]]:
     """Seconds per step of every arm, round by round, the warm-up left out."""
-    bare = arms.bare_ddp if strategy == "ddp" else arms.bare_fsdp
+    bare = BARE[engine]
     others = {"bare": bare(workload), "bare again": bare(workload)}
-    if strategy == "ddp":
+    if engine != "fsdp":
         others["accelerate"] = arms.accelerate(workload)
         others["fabric"] = arms.fabric(workload)
     rounds = Rounds(workload, others)
     task = Task(model=workload.model, loss=workload.loss)
     config = {
-        "global_batch_size": workload.batch_size * dist.get_world_size(),
+        "global_batch_size": workload.batch_size * int(os.environ["WORLD_SIZE"]),
         "max_steps": workload.steps_per_block * (num_rounds + WARM_UP_ROUNDS),
         "output_dir": directory,
         "optimization": {
@@ -90,7 +95,7 @@ def measure(
             "max_grad_norm": MAX_GRAD_NORM,
             "lr_scheduler_type": "cosine",
         },
-        "parallel": {"strategy": strategy},
+        "parallel": {"strategy": "fsdp" if engine == "fsdp" else "ddp"},
         # at least once in every block, so that no block goes without the cost of logging
         "record": {"logging_steps": min(10, workload.steps_per_block)},
     }
@@ -102,17 +107,21 @@ def main() -> None:
     """`… OUTPUT NUM_ROUNDS`: rank 0 writes the raw samples as JSON."""
     output, num_rounds = Path(sys.argv[1]), int(sys.argv[2])
     warnings.filterwarnings("ignore")  # the frameworks' own advice on CPUs and loaders
-    dist.init_process_group("gloo")
-    samples = {}
+    alone = os.environ["WORLD_SIZE"] == "1"
+    trainings = [("1 rank", near_empty())]
+    if not alone:
+        dist.init_process_group("gloo")
+        trainings = [(e, w) for e in ("ddp", "fsdp") for w in (near_empty(), transformer())]
     with tempfile.TemporaryDirectory() as directory:
-        for strategy in ("ddp", "fsdp"):
-            for workload in (near_empty(), transformer()):
-                measured = measure(workload, strategy, num_rounds, directory)
-                samples[f"{strategy} {workload.name}"] = measured
-    if dist.get_rank() == 0:
+        samples = {
+            f"{engine}, {workload.name}": measure(workload, engine, num_rounds, directory)
+            for engine, workload in trainings
+        }
+    if os.environ["RANK"] == "0":
         output.write_text(json.dumps(samples))
-    dist.barrier()
-    dist.destroy_process_group()
+    if not alone:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,16 @@ from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML without dates: a name such as 2024-01-05 is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
 _Said = dict[str, tuple[Any, Source]]
 
 
@@ -83,9 +93,9 @@ def _split(
 
 def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
     try:
-        document = yaml.safe_load(file.read_text()) or {}
-    except OSError as error:
-        reason = error.strerror or str(error)
+        document = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}  # noqa: S506
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         return {}, [Problem("--config", reason, "give the path of a YAML file", str(file))]
     except yaml.YAMLError as error:
         return {}, [Problem("--config", _yaml_reason(error), "mend the YAML", str(file))]
@@ -93,7 +103,8 @@ def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         return {}, [
             Problem("--config", "holds no keys", "write key: value lines", str(file)),
         ]
-    if set(document) == {"config", "sources"}:  # a run.yaml, fed back in
+    is_run_yaml = set(document) == {"config", "sources"} and isinstance(document["config"], dict)
+    if is_run_yaml:  # fed back in
         document = document["config"]
     return flatten({str(key): value for key, value in document.items()}), []
 
@@ -107,14 +118,14 @@ def _yaml_reason(error: yaml.YAMLError) -> str:
 
 def _parse(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError:
         return text
 
 
 def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
     # a section with nothing under it says nothing
-    said = {key: entry for key, entry in said.items() if entry[0] is not None or key in leaf_keys()}
+    said = {key: entry for key, entry in said.items() if entry[0] is not None or not _inside(key)}
     values = {key: value for key, (value, _) in said.items()}
     problems = problems + _field_problems(values)
     wrong = frozenset(problem.where for problem in problems)
@@ -140,8 +151,12 @@ def _field_problems(values: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
+def _inside(section: str) -> list[str]:
+    return [path for path in leaf_keys() if path.startswith(f"{section}.")]
+
+
 def _unknown(key: str, value: Any) -> Problem:
-    inside = [path for path in leaf_keys() if path.startswith(f"{key}.")]
+    inside = _inside(key)
     if inside:
         return Problem(key, "is a section, not a value", f"set a key inside it: {inside[0]}", value)
     near = nearest_key(key)

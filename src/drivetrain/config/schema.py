@@ -79,8 +79,9 @@ class FSDP(Section):
 
     shard_modules: tuple[str, ...] = ()
     """Class names to shard one by one; empty: the repeated blocks of the model are found."""
-    reshard_after_forward: bool = True
-    """Free gathered weights after forward (less memory), or keep them (less traffic)."""
+    reshard_after_forward: bool | Literal["auto"] = "auto"
+    """Free gathered weights after forward (less memory), or keep them (less traffic); auto: free
+    the blocks', keep the root's, which backward needs first."""
 
 
 class Parallel(Section):
@@ -140,7 +141,7 @@ class Evaluation(Section):
     every_steps: int | None = Field(default=None, gt=0)
     """Evaluate each so many steps; null: at the end of each epoch, and of the run."""
     batch_size: int | None = Field(default=None, gt=0)
-    """Samples per forward; null: the micro-batch size."""
+    """Samples per forward; null: micro_batch_size if that is stated, else at most 32."""
 
 
 class Record(Section):
@@ -169,7 +170,7 @@ class RunConfig(Section):
     """Sample order, initial weights and dropout all follow from it."""
     reproducibility: Literal["standard", "bitwise"] = "standard"
     """bitwise: the same weights, bit for bit, at any number of data-parallel ranks."""
-    name: str | None = None
+    name: str | None = Field(default=None, coerce_numbers_to_str=True)
     """Name of the run; null: the time it started."""
     output_dir: Path = Path("runs")
     """Run directories are made here."""

@@ -10,13 +10,12 @@ micro-batches, and weighted by their true count; nothing is padded, nothing drop
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.data.permutation import Order
 
 
 class MicroBatch(NamedTuple):
@@ -83,14 +82,23 @@ class BatchPlan:
     def cut(self, whole: MicroBatch, rank: int) -> list[MicroBatch]:
         """`rank`'s part of a global batch that starts at `whole.start`.
 
-        A turn without samples keeps the position of the batch's first one: a rank that must take
-        part all the same runs that sample with weight zero.
+        A turn without samples stands at the batch's first one; see `stop_of`.
         """
         step, _, first, _, samples, epoch = whole
         return [
             MicroBatch(step, index, first + low, first + high, samples, epoch)
             for index, low, high in _shares(samples, self, rank)
         ]
+
+    def stop_of(self, micro: MicroBatch) -> int:
+        """Where reading stops.
+
+        A rank that must take a turn without samples runs the batch's first ones with weight zero,
+        as many as usual, so that no layer meets a size it does not expect.
+        """
+        if micro.num_samples:
+            return micro.stop
+        return micro.start + min(self.micro_batch_size, micro.batch_samples)
 
     def __str__(self) -> str:
         idle = self.accumulation * self.num_ranks - self.num_micro_batches
@@ -144,29 +152,3 @@ def solve_micro_batch(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfi
         f"{config.global_batch_size} samples over {num_ranks} {plural}; "
         "set it to keep dropout the same at another number of ranks",
     )
-
-
-@dataclass
-class IdCache:
-    """Sample ids by position; a block of the order is computed at once and kept."""
-
-    length: int
-    seed: int
-    shuffle: bool
-    _epoch: int = -1
-    _start: int = 0
-    _ids: list[int] = field(default_factory=list)
-
-    _BLOCK = 1 << 16
-
-    def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """The sample ids at positions start … stop - 1 of an epoch."""
-        if not self.shuffle:
-            return list(range(start, stop))
-        end = self._start + len(self._ids)
-        if epoch != self._epoch or start < self._start or stop > end:
-            order = Order(self.length, self.seed, epoch)
-            block_stop = min(self.length, max(stop, start + self._BLOCK))
-            self._epoch, self._start = epoch, start
-            self._ids = order.ids(start, block_stop).tolist()
-        return self._ids[start - self._start : stop - self._start]

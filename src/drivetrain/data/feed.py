@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from drivetrain.data.batches import BatchPlan, IdCache, MicroBatch
-from drivetrain.data.keys import DATA, fold
+from drivetrain.data.batches import BatchPlan, MicroBatch
+from drivetrain.data.keys import DATA, fold, turn_seed
+from drivetrain.data.own_ids import OwnIds
 from drivetrain.data.seeding import seed_data
 from drivetrain.data.sources import Source
 
@@ -50,7 +51,7 @@ class MapFeed:
                 raise ValueError("either total_steps or num_epochs of a known length is needed")
             total_steps = per_epoch * num_epochs
         order = PlannedOrder(self.plan, self._rank, total_steps)
-        keyed = KeyedDataset(self._source, self._seed)
+        keyed = KeyedDataset(self._source, self.plan, self._rank, self._seed)
         loader: DataLoader[Any] = DataLoader(
             keyed,
             batch_sampler=order,
@@ -89,19 +90,16 @@ class PlannedOrder(Sampler[list[int]]):
 class KeyedDataset(Dataset[Any]):
     """Reads a micro-batch's samples under random streams keyed by (seed, step, index)."""
 
-    def __init__(self, source: Source, seed: int) -> None:
-        if source.length is None:
-            raise ValueError("a stream has no order to key")
+    def __init__(self, source: Source, plan: BatchPlan, rank: int, seed: int) -> None:
         self._dataset = source.dataset
         self._stream = fold(seed, DATA)
         self._draws = not source.draws_nothing
-        self._ids = IdCache(source.length, seed, source.shuffle)
+        self._ids = OwnIds(plan, rank, seed, shuffle=source.shuffle)
 
     def __getitems__(self, micro: MicroBatch) -> list[Any]:
         if self._draws:
-            seed_data(fold(self._stream, micro.step, micro.index + 1))
-        stop = max(micro.stop, micro.start + 1)
-        ids = self._ids.ids(micro.epoch, micro.start, stop)
+            seed_data(turn_seed(self._stream, micro.step, micro.index))
+        ids = self._ids.ids(micro)
         if hasattr(self._dataset, "__getitems__"):
             samples: list[Any] = self._dataset.__getitems__(ids)
             return samples

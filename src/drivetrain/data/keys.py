@@ -14,14 +14,24 @@ INIT, MODEL, DATA = 1, 2, 3
 
 
 def fold(*key: int) -> int:
-    """Mix the key's numbers, in order, into one seed (the splitmix64 finaliser, chained).
-
-    What stays the same can be folded once: `fold(fold(seed, MODEL), step, index)`.
-    """
+    """Mix the key's numbers, in order, into one seed."""
     state = 0
     for number in key:
-        state = (state + number + _GOLDEN) & _WORD
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
-        state ^= state >> 31
+        state = _mix(state + number + _GOLDEN)
     return state >> 1
+
+
+def turn_seed(stream: int, step: int, index: int) -> int:
+    """The seed of one micro-batch in a stream `fold(seed, purpose)`: once per turn, so in one mix.
+
+    Step and index go into separate bits: no two turns of a run share a seed. Idle turns are -1.
+    """
+    return _mix(stream + _GOLDEN * (step << 20 | index + 1)) >> 1
+
+
+def _mix(state: int) -> int:
+    """The finaliser of splitmix64: every bit of the input moves every bit of the output."""
+    state &= _WORD
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+    return state ^ (state >> 31)

@@ -1,4 +1,4 @@
-"""A shuffled order that is computed, not stored: `order.ids(start, stop)` in O(stop - start).
+"""A shuffled order that is computed, not stored: `order.ids(positions)`, whichever they are.
 
 A keyed Feistel network permutes the smallest [0, 2^b) that holds all ids; those that fall outside
 [0, length) walk on until they fall inside. Any position of any epoch can be asked for directly, on
@@ -28,9 +28,8 @@ class Order:
     epoch: int
     shuffle: bool = True
 
-    def ids(self, start: int, stop: int) -> torch.Tensor:
-        """The sample ids at positions start … stop - 1."""
-        positions = torch.arange(start, stop, dtype=torch.int64)
+    def ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """The sample ids at these positions."""
         if not self.shuffle or self.length < 2:
             return positions
         bits = max(_MIN_BITS, (self.length - 1).bit_length())

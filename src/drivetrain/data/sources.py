@@ -36,6 +36,8 @@ class Source:
     num_workers: int = 0
     prefetch_factor: int = 2
     pin_memory: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
 
     @property
     def draws_nothing(self) -> bool:
@@ -48,6 +50,8 @@ class Source:
         options: dict[str, Any] = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
+            options["worker_init_fn"] = self.worker_init_fn
+            options["multiprocessing_context"] = self.multiprocessing_context
         return options
 
 
@@ -64,6 +68,8 @@ def source_from(data: Any, config: Data, *, has_cuda: bool) -> Source:
             num_workers=max(config.num_workers, data.num_workers),
             prefetch_factor=data.prefetch_factor or config.prefetch_factor,
             pin_memory=pin_memory or data.pin_memory,
+            worker_init_fn=data.worker_init_fn,
+            multiprocessing_context=data.multiprocessing_context,
         )
     if not isinstance(data, Dataset) and not hasattr(data, "__getitem__") and not is_stream(data):
         raise ConfigError(
@@ -113,14 +119,16 @@ def _length(dataset: Any) -> int | None:
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
     """What the loader's sampler does; a sampler of one's own cannot be kept at any world size."""
-    if isinstance(loader.dataset, IterableDataset):
+    sampler: Any = loader.sampler
+    if loader.batch_size is None:  # a batch sampler, or a dataset that yields whole batches
+        sampler = loader.batch_sampler
+    elif isinstance(loader.dataset, IterableDataset):
         return False
-    sampler = loader.sampler
-    if isinstance(sampler, DistributedSampler):
+    elif isinstance(sampler, DistributedSampler):
         return bool(sampler.shuffle)
-    if isinstance(sampler, RandomSampler):
+    elif type(sampler) is RandomSampler and _draws_each_once(sampler, loader.dataset):
         return True
-    if isinstance(sampler, SequentialSampler) and loader.batch_sampler is not None:
+    elif type(sampler) is SequentialSampler:
         return False
     raise ConfigError(
         [
@@ -128,8 +136,12 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
                 "DataLoader sampler",
                 "Drivetrain decides which samples make up a step, so that it is the same at any "
                 "world size",
-                "pass the dataset; weight or filter inside it",
+                "pass the dataset; weight, filter or group inside it",
                 type(sampler).__name__,
             )
         ]
     )
+
+
+def _draws_each_once(sampler: RandomSampler, dataset: Any) -> bool:
+    return not sampler.replacement and sampler.num_samples == len(dataset)

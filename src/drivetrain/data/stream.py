@@ -9,15 +9,16 @@ part has ended keeps step, with weight zero, until all have ended.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as worker_module
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan, MicroBatch
 from drivetrain.data.feed import Turn
-from drivetrain.data.keys import DATA, fold
+from drivetrain.data.keys import DATA, fold, turn_seed
 from drivetrain.data.seeding import seed_data
 from drivetrain.data.sources import Source
 
@@ -122,7 +123,7 @@ class SameStream(IterableDataset[Turn]):
         self._source = source
         self._plan = plan
         self._rank = rank
-        self._stream = fold(seed, DATA)
+        self._key = fold(seed, DATA)
         self._epoch = 0
         self._step = 0
 
@@ -133,10 +134,12 @@ class SameStream(IterableDataset[Turn]):
     def __iter__(self) -> Iterator[Turn]:
         worker = get_worker_info()
         worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        # The stream must not split itself among workers as well: each reads all of it.
+        worker_module._worker_info = None  # noqa: SLF001
         # The loader takes from its workers in turn: worker w makes every num_workers-th turn.
         for turn, (micro, samples) in enumerate(self._turns()):
             if turn % num_workers == worker_id:
-                seed_data(fold(self._stream, micro.step, micro.index + 1))
+                seed_data(turn_seed(self._key, micro.step, micro.index))
                 yield micro, self._source.collate(samples)
 
     def _samples(self) -> Iterator[Any]:
@@ -147,11 +150,19 @@ class SameStream(IterableDataset[Turn]):
         return samples
 
     def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
-        size = self._plan.global_batch_size
-        for step, chunk in enumerate(_chunks(self._samples(), size), self._step):
-            whole = MicroBatch(step, -1, 0, 0, len(chunk), self._epoch)
+        for whole, chunk in self._batches(self._plan.global_batch_size):
             for micro in self._plan.cut(whole, self._rank):
-                yield micro, chunk[micro.start : max(micro.stop, micro.start + 1)]
+                yield micro, chunk[micro.start : self._plan.stop_of(micro)]
+
+    def _batches(self, size: int) -> Iterator[tuple[MicroBatch, list[Any]]]:
+        """`size` samples at a time, read under random streams keyed by the step."""
+        step = self._step
+        seed_data(turn_seed(self._key, step, -1))
+        samples = self._samples()
+        while chunk := list(itertools.islice(samples, size)):
+            yield MicroBatch(step, -1, 0, 0, len(chunk), self._epoch), chunk
+            step += 1
+            seed_data(turn_seed(self._key, step, -1))
 
 
 class OwnShard(SameStream):
@@ -160,6 +171,8 @@ class OwnShard(SameStream):
     def _samples(self) -> Iterator[Any]:
         dataset, num_ranks = self._source.dataset, self._plan.num_ranks
         if hasattr(dataset, "shard"):
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(self._epoch)
             shard: Iterator[Any] = iter(dataset.shard(num_shards=num_ranks, index=self._rank))
             return shard
         return itertools.islice(super()._samples(), self._rank, None, num_ranks)
@@ -168,14 +181,7 @@ class OwnShard(SameStream):
         own = len(self._plan.block(self._rank)) * self._plan.micro_batch_size
         alone = BatchPlan(own, self._plan.micro_batch_size, 1, None)
         first_index = self._plan.block(self._rank).start
-        for step, chunk in enumerate(_chunks(self._samples(), own), self._step):
-            whole = MicroBatch(step, -1, 0, 0, len(chunk), self._epoch)
+        for whole, chunk in self._batches(own):
             for micro in alone.cut(whole, 0):
-                samples = chunk[micro.start : max(micro.stop, micro.start + 1)]
+                samples = chunk[micro.start : alone.stop_of(micro)]
                 yield micro._replace(index=first_index + micro.index), samples
-
-
-def _chunks(samples: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(samples)
-    while chunk := list(itertools.islice(rest, size)):
-        yield chunk

@@ -18,21 +18,14 @@ from drivetrain.core.errors import ConfigError, Problem
 
 _ALIASES = {
     "--num-gpus": "--nproc-per-node",
-    "--num_gpus": "--nproc-per-node",
     "--gpus-per-node": "--nproc-per-node",
-    "--gpus_per_node": "--nproc-per-node",
     "--num-nodes": "--nnodes",
-    "--num_nodes": "--nnodes",
 }
 _AFTER_SCRIPT = {
     "--nproc-per-node",
     "--nnodes",
-    "--node-rank",
     "--standalone",
     "--max-restarts",
-    "--monitor-interval",
-    "--master-addr",
-    "--master-port",
     "--rdzv-backend",
     "--rdzv-endpoint",
     "--rdzv-id",

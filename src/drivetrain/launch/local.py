@@ -8,7 +8,8 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ def launch(words: Sequence[str]) -> int:
     args = parser.parse_args(command.torchrun_args)
     _check_script(command, args)
     _fill_in(args, command)
-    return _run(args, command)
+    with _shared_cores(args.nproc_per_node):
+        return _run(args, command)
 
 
 def _check_script(command: Command, args: argparse.Namespace) -> None:
@@ -40,13 +42,18 @@ def _check_script(command: Command, args: argparse.Namespace) -> None:
 
 
 def _fill_in(args: argparse.Namespace, command: Command) -> None:
-    """What torchrun leaves to the user: all devices, a free port, the cores shared out."""
+    """What torchrun leaves to the user: all devices, and a free port."""
     import torch
 
     given = {word.partition("=")[0] for word in command.launcher_args}
     if "--nproc-per-node" not in given and "PET_NPROC_PER_NODE" not in os.environ:
         args.nproc_per_node = str(max(1, torch.cuda.device_count()))
-    meets_elsewhere = given & {"--rdzv-endpoint", "--rdzv-backend", "--master-addr"}
+    meets_elsewhere = given & {
+        "--rdzv-endpoint",
+        "--rdzv-backend",
+        "--master-addr",
+        "--master-port",
+    }
     if (
         args.nnodes in ("1", "1:1")
         and not meets_elsewhere
@@ -54,10 +61,20 @@ def _fill_in(args: argparse.Namespace, command: Command) -> None:
     ):
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
         args.rdzv_id = str(uuid.uuid4())
-    if args.nproc_per_node.isdigit():
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        share = max(1, (cores or 1) // int(args.nproc_per_node))
-        os.environ.setdefault("OMP_NUM_THREADS", str(share))
+
+
+@contextmanager
+def _shared_cores(num_processes: str) -> Iterator[None]:
+    """Each process gets its share of the cores, unless the user has said otherwise."""
+    if "OMP_NUM_THREADS" in os.environ or not num_processes.isdigit():
+        yield
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // int(num_processes)))
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
 
 
 def _run(args: argparse.Namespace, command: Command) -> int:
@@ -67,7 +84,7 @@ def _run(args: argparse.Namespace, command: Command) -> int:
     from torch.distributed.run import config_from_args
 
     config, entrypoint, arguments = config_from_args(args)
-    if not args.no_python:
+    if not args.no_python and isinstance(entrypoint, str):
         module = ["-m"] if args.module else []
         worker = ["-u", "-m", "drivetrain.launch.worker"]
         arguments = [*worker, *module, command.script, *command.script_args]

@@ -33,7 +33,9 @@ def main() -> None:
         sys.exit(130)
     except BaseException as error:
         _leave_for_launcher(error)
-        sys.exit(getattr(error, "exit_code", 1))
+        if _collects_errors(sys.excepthook):
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(error.exit_code if _is_ours(error) else 1)  # type: ignore[attr-defined]
 
 
 def _leave_for_launcher(error: BaseException) -> None:
@@ -47,26 +49,35 @@ def _leave_for_launcher(error: BaseException) -> None:
     extra = {"py_callstack": text, "timestamp": str(int(now_s)), "at_s": now_s}
     document = {"message": {"message": text, "extraInfo": extra}}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(document))
+    partial = Path(f"{path}.partial")
+    partial.write_text(json.dumps(document))
+    partial.replace(path)
 
 
 def _own_traceback(error: BaseException) -> str:
     """Without the frames of this file and of runpy; a user's mistake needs none at all."""
-    if _is_explained(error):
-        return f"{error}\n"
+    if _is_ours(error) and getattr(error, "problems", None):
+        return f"{error}\n"  # where, what and what to do: no frames needed
     frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+    while frames is not None and _starts_scripts(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
 
 
-def _is_ours(filename: str) -> bool:
+def _collects_errors(hook: object) -> bool:
+    """A hook of the user's (Sentry, rich …); torch's own would only print it with a prefix."""
+    return hook is not sys.__excepthook__ and not getattr(hook, "__module__", "").startswith(
+        "torch"
+    )
+
+
+def _starts_scripts(filename: str) -> bool:
     return filename == __file__ or "runpy" in filename
 
 
-def _is_explained(error: BaseException) -> bool:
-    """Config and environment problems say where, what and what to do."""
-    return any(kind.__name__ == "ConfigError" for kind in type(error).__mro__)
+def _is_ours(error: BaseException) -> bool:
+    """Raised by Drivetrain on purpose; told by name, so that nothing need be imported."""
+    return any(kind.__module__ == "drivetrain.core.errors" for kind in type(error).__mro__)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import DDP
+from drivetrain.core.errors import Problem
 from drivetrain.parallel.ddp import DDPStrategy
-from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.strategy import Profile, Spread
 from drivetrain.parallel.tree_sum import Span, TreeAccumulator, pieces_of, tree_sum
 from drivetrain.parallel.whole import Whole
 from drivetrain.parallel.world import World
@@ -34,9 +37,24 @@ class BitwiseStrategy(DDPStrategy):
         super().__init__(config)
         self._blocks = blocks
 
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """Gradients are added in one flat fp32 vector."""
+        found = super().problems(profile, layout, cluster)
+        if profile.dtypes - {"float32"}:
+            names = ", ".join(sorted(profile.dtypes))
+            found.append(
+                Problem(
+                    "reproducibility",
+                    f"the same bits are only kept for fp32 weights, and the model has {names}",
+                    "make the model in fp32 (precision.dtype sets what it computes in)",
+                    "bitwise",
+                )
+            )
+        return found
+
     def apply(self, model: nn.Module, world: World) -> Spread:
         """Leave the model as it is; the ranks start from the same seeded weights."""
-        return FixedOrder(model, world, self._blocks)
+        return FixedOrder(model.to(world.device), world, self._blocks)
 
 
 class FixedOrder(Whole):

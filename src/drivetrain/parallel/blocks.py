@@ -15,12 +15,11 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
-            if isinstance(child, nn.ModuleList):
-                blocks.extend(
-                    block for block in child if next(block.parameters(), None) is not None
-                )
-            else:
+            is_block = isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList)
+            if not is_block:
                 visit(child)
+            elif next(child.parameters(), None) is not None:
+                blocks.append(child)
 
     visit(model)
     return blocks
@@ -28,7 +27,9 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 def blocks_named(model: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
     """Every module of the named classes; a name that matches nothing is an error."""
-    found = [m for m in model.modules() if type(m).__name__ in class_names and m is not model]
+    # innermost first: what is sharded already is left out of what surrounds it
+    modules = reversed(list(model.modules()))
+    found = [m for m in modules if type(m).__name__ in class_names and m is not model]
     missing = set(class_names) - {type(m).__name__ for m in found}
     if missing:
         known = sorted({type(m).__name__ for m in model.modules()})

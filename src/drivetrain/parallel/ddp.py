@@ -34,13 +34,14 @@ class DDPStrategy:
         ranks = layout.dp
         return Cost(
             profile.parameter_bytes,
-            profile.parameter_bytes,
+            profile.gradient_bytes,
             profile.optimizer_bytes,
-            2 * profile.parameter_bytes * (ranks - 1) // ranks,
+            2 * profile.gradient_bytes * (ranks - 1) // ranks,
         )
 
     def apply(self, model: nn.Module, world: World) -> Spread:
         """Wrap the model; a single rank needs no wrapper."""
+        model.to(world.device)
         if world.layout.dp == 1:
             return Whole(model)
         wrapped = DistributedDataParallel(

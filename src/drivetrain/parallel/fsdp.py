@@ -48,14 +48,16 @@ class FSDPStrategy:
         return memory_problems(self.cost(profile, layout, cluster), cluster, "use more ranks")
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
-        """A shard of everything; weights gathered twice, gradients scattered once per step."""
+        """A shard of everything, against gathering the weights for each micro-batch."""
         shards, copies = layout.dp_shard, layout.dp_replicate
-        gathers = 2 if self._config.reshard_after_forward else 1
-        within = (gathers + 1) * profile.parameter_bytes * (shards - 1) // shards
+        gathers = 1 if self._config.reshard_after_forward is False else 2
+        # weights are gathered for every micro-batch, gradients travel once per step
+        copies_sent = gathers * profile.micro_batches_per_step + 1
+        within = copies_sent * profile.parameter_bytes * (shards - 1) // shards
         across = 2 * (profile.parameter_bytes // shards) * (copies - 1) // copies
         return Cost(
             profile.parameter_bytes // shards,
-            profile.parameter_bytes // shards,
+            profile.gradient_bytes // shards,
             profile.optimizer_bytes // shards,
             within + across,
         )
@@ -63,7 +65,7 @@ class FSDPStrategy:
     def apply(self, model: nn.Module, world: World) -> Spread:
         """Shard the blocks, then what is left at the root."""
         if world.layout.dp == 1 or world.mesh is None:
-            return Whole(model)
+            return Whole(model.to(world.device))
         if not world.is_main:  # torch's advice on models that return views: once, not per rank
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         named = self._config.shard_modules
@@ -73,12 +75,13 @@ class FSDPStrategy:
             param_dtype=self._compute_dtype,
             reduce_dtype=torch.float32 if self._compute_dtype else None,
         )
+        reshard = self._config.reshard_after_forward
         for module in (*blocks, model):
             fully_shard(
                 module,
                 mesh=mesh,
                 mp_policy=policy,
-                reshard_after_forward=self._config.reshard_after_forward,
+                reshard_after_forward=None if reshard == "auto" else reshard,
             )
         return Sharded(model, world.layout.dp)
 

@@ -8,10 +8,13 @@ and no `if __name__ == "__main__"` is needed. They meet at a port that rank 0 ho
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +22,7 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from drivetrain.core.errors import EnvironmentProblem, Problem, WorkerFailure
+from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem, WorkerFailure
 
 _started: list[subprocess.Popen[bytes]] = []
 _stores: list[TCPStore] = []
@@ -28,16 +31,39 @@ _stores: list[TCPStore] = []
 @contextmanager
 def local_ranks(num_ranks: int) -> Iterator[None]:
     """Run the block as rank 0 of `num_ranks`; a failing rank's own traceback is raised here."""
-    errors = Path(tempfile.mkdtemp(prefix="drivetrain-ranks-"))
+    folder = tempfile.TemporaryDirectory(prefix="drivetrain-ranks-")
+    atexit.register(folder.cleanup)
+    before = dict(os.environ)
+    errors = Path(folder.name)
     _start(num_ranks, errors)
+    done = threading.Event()
+    threading.Thread(target=_watch, args=(errors, done), daemon=True).start()
     try:
         yield
     except BaseException as error:
-        failed = _first_error(errors)
+        failed = None if isinstance(error, DrivetrainError) else _first_error(errors, 2.0)
         _end(patience_s=0.5)
+        os.environ.clear()
+        os.environ.update(before)
         if failed:
             raise WorkerFailure(failed) from error
         raise
+    finally:
+        done.set()
+
+
+def _watch(errors: Path, done: threading.Event, patience_s: float = 5.0) -> None:
+    """End the run when a rank is gone and rank 0 cannot notice, because it waits for it to join."""
+    while not done.wait(0.5):
+        if any(process.poll() not in (None, 0) for process in _started):
+            if done.wait(patience_s):
+                return
+            reason = _first_error(errors, 0.5) or "another rank ended without saying why\n"
+            sys.stderr.write(f"\n{reason}")
+            sys.stderr.flush()
+            for process in _started:
+                process.terminate()
+            os._exit(WorkerFailure.exit_code)
 
 
 def _start(num_ranks: int, errors: Path) -> None:
@@ -65,12 +91,21 @@ def _start(num_ranks: int, errors: Path) -> None:
         # Rank 0 speaks for the run: what the script prints on the other ranks is dropped.
         _started.append(
             subprocess.Popen(  # noqa: S603
-                command, env={**os.environ, **shared, **own}, stdout=subprocess.DEVNULL
+                command,
+                env={**os.environ, **shared, **own},
+                stdout=subprocess.DEVNULL,
+                cwd=_first_folder(),
             )
         )
     os.environ |= {**shared, "RANK": "0", "LOCAL_RANK": "0"}
     torch.set_num_threads(int(shared["OMP_NUM_THREADS"]))
     atexit.register(_end, patience_s=60.0)
+
+
+def _first_folder() -> str:
+    """Where this process was started, should the script have gone elsewhere since."""
+    started_in = os.environ.get("PWD", "")
+    return started_in if Path(started_in).is_dir() and started_in else str(Path.cwd())
 
 
 def _this_script() -> list[str]:
@@ -94,12 +129,9 @@ def _this_script() -> list[str]:
     return [*worker, str(Path(str(main.__file__)).resolve()), *sys.argv[1:]]
 
 
-def _first_error(errors: Path) -> str | None:
+def _first_error(errors: Path, patience_s: float) -> str | None:
     """What the first failing rank left behind; ranks get a moment to leave it."""
-    import json
-    import time
-
-    deadline_s = time.monotonic() + 2.0
+    deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         found = [json.loads(file.read_text())["message"] for file in errors.glob("*.json")]
         if found:
@@ -113,8 +145,11 @@ def _end(patience_s: float) -> None:
     """Wait for the other ranks to reach the end of the script; end those that do not."""
     for process in _started:
         try:
-            process.wait(patience_s)
+            code = process.wait(patience_s)
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
+        else:
+            if code and patience_s > 1:
+                sys.stderr.write(f"a rank ended with exit code {code} after training was done\n")
     _started.clear()

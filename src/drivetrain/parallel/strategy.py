@@ -25,14 +25,28 @@ class Profile:
 
     num_parameters: int
     parameter_bytes: int
+    gradient_bytes: int
     optimizer_bytes: int
+    """Two numbers per trained weight, as Adam keeps them; other optimizers keep fewer."""
+    dtypes: frozenset[str] = frozenset({"float32"})
+    """Of the weights that are trained."""
+    micro_batches_per_step: int = 1
+    """Per rank."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> Profile:
-        """Count a model, on whatever device it is; the optimizer is taken to be Adam-like."""
-        sizes = [(p.numel(), p.numel() * p.element_size()) for p in model.parameters()]
-        num_parameters = sum(n for n, _ in sizes)
-        return cls(num_parameters, sum(b for _, b in sizes), 2 * sum(b for _, b in sizes))
+    def of(cls, model: nn.Module, micro_batches_per_step: int = 1) -> Profile:
+        """Count a model, on whatever device it is. Frozen weights have no gradients."""
+        parameters = list(model.parameters())
+        trained = [p for p in parameters if p.requires_grad]
+        trained_bytes = sum(p.numel() * p.element_size() for p in trained)
+        return cls(
+            num_parameters=sum(p.numel() for p in parameters),
+            parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+            gradient_bytes=trained_bytes,
+            optimizer_bytes=2 * trained_bytes,
+            dtypes=frozenset(str(p.dtype).removeprefix("torch.") for p in trained),
+            micro_batches_per_step=micro_batches_per_step,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,20 +113,22 @@ class Strategy(Protocol):
         ...
 
     def apply(self, model: nn.Module, world: World) -> Spread:
-        """Do it. The model is already on the rank's device."""
+        """Do it. Moving the model, or what this rank keeps of it, to the device is part of it."""
         ...
 
 
 def memory_problems(cost: Cost, cluster: Cluster, remedy: str) -> list[Problem]:
     """A problem when what must stay in memory does not fit, before anything is placed there."""
     memory = cluster.device_memory_bytes
-    if memory is None or cost.state_bytes <= memory:
+    # the optimizer's share is left out: only Adam's is as large as assumed
+    certain = cost.parameter_bytes + cost.gradient_bytes
+    if memory is None or certain <= memory:
         return []
     return [
         Problem(
             "parallel.strategy",
-            f"weights, gradients and optimizer state take {readable_bytes(cost.state_bytes)} per "
-            f"rank, and a device has {readable_bytes(memory)}",
+            f"weights and gradients alone take {readable_bytes(certain)} per rank, and a device "
+            f"has {readable_bytes(memory)}",
             remedy,
             has_value=False,
         )

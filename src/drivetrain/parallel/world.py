@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,15 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def sum_floats(self, values: list[float]) -> list[float]:
+        """Add up plain numbers over all data-parallel ranks."""
+        if self.mesh is None:
+            return values
+        totals: list[float] = self.sum(
+            torch.tensor(values, dtype=torch.float64, device=self.device)
+        ).tolist()
+        return totals
+
     def agree(self, text: str) -> str:
         """Rank 0's word, on every rank."""
         if self.mesh is None:
@@ -86,6 +95,8 @@ def join_world(identity: Identity, config: Parallel) -> World:
     The group stays until the process ends: a second fit(), or a collective of the user's own, needs
     it, and torchrun's store cannot be met at twice.
     """
+    if dist.is_initialized():  # a group the script has made itself knows best
+        identity = replace(identity, rank=dist.get_rank(), world_size=dist.get_world_size())
     layout = layout_from(config, identity.world_size)
     device = device_of(identity)
     if identity.world_size > 1 and not dist.is_initialized():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from drivetrain.record.outbox import Outbox
-from drivetrain.record.sinks import Sink
+from drivetrain.record.sinks import Sink, as_json
 
 _Event = tuple[Any, ...]
 Span = tuple[str, float, float]
@@ -57,7 +58,7 @@ class Recorder:
         """Numbers that belong to a step."""
         now_s = self._epoch_s + time.perf_counter()
         if self._events is not None:
-            self._events.put(("scalars", step, now_s, dict(values)))
+            self._events.put(("scalars", step, now_s, as_json(values)))
         for outbox in self._outboxes:
             outbox.put((step, now_s, dict(values)))
 
@@ -70,7 +71,10 @@ class Recorder:
         """Write what is left and close the sinks."""
         for outbox, sink in zip(self._outboxes, self._sinks, strict=True):
             outbox.close()
-            sink.close()
+            try:
+                sink.close()
+            except Exception as error:
+                warnings.warn(f"sink {sink.name} could not be closed: {error!r}", stacklevel=2)
         if self._events is not None:
             self._events.close()
             self._file.close()

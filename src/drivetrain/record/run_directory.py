@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drivetrain.core.errors import EnvironmentProblem, Problem
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -34,6 +36,11 @@ class RunDirectory:
                 path.mkdir(parents=True)
             except FileExistsError:
                 continue
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise EnvironmentProblem(
+                    [Problem("output_dir", reason, "give a folder you may write to", str(path))]
+                ) from error
             return cls(path.absolute())
         raise FileExistsError(f"{output_dir / wanted}: ten thousand runs have this name")
 

@@ -13,7 +13,7 @@ from torch import nn
 from drivetrain.cluster.detect import detect
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import ConfigError
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.units import readable_bytes
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.data.feed import Feed, MapFeed
@@ -65,9 +65,7 @@ class Assembly:
 def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     """Join the world, spread the model, and line up the data."""
     world = join_world(detect(), resolved.config.parallel)
-    resolved = solve_micro_batch(resolved, world.layout.dp)
-    if resolved.config.record.sinks == "auto":
-        resolved = resolved.choose("record.sinks", *choose_sinks())
+    resolved = _choose(resolved, world.layout.dp)
     config = resolved.config
     source = source_from(train, config.data, has_cuda=world.device.type == "cuda")
     plan = BatchPlan(
@@ -75,8 +73,9 @@ def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     )
     feed = make_feed(source, plan, world, config)
     total_steps = _total_steps(config, plan)
+    _check_schedule(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
-    spread, notes = _spread_model(task, strategy, world, config)
+    spread, notes = _spread_model(task, strategy, world, config, plan.accumulation)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
     schedule = Schedule.of(config.optimization, total_steps)
     factor = batch_size_factor(config.optimization, config.global_batch_size)
@@ -93,6 +92,18 @@ def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) 
         return int(world.sum(torch.tensor([count], device=world.device)).item())
 
     own_shard = config.data.iterable_sharding == "own_shard" and world.layout.dp > 1
+    if own_shard and plan.num_micro_batches % plan.num_ranks:
+        raise ConfigError(
+            [
+                Problem(
+                    "data.iterable_sharding",
+                    f"{plan.num_micro_batches} micro-batches a step cannot be shared evenly by "
+                    f"{plan.num_ranks} ranks",
+                    "change global_batch_size or micro_batch_size, or use same_stream",
+                    "own_shard",
+                )
+            ]
+        )
     return StreamFeed(
         source, plan, world.dp_index, config.seed, sum_over_ranks if own_shard else None
     )
@@ -106,21 +117,53 @@ def _total_steps(config: RunConfig, plan: BatchPlan) -> int | None:
     return plan.steps_per_epoch * config.num_train_epochs
 
 
+def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
+    shape = config.optimization.lr_scheduler_type
+    if total_steps is None and shape != "constant":
+        raise ConfigError(
+            [
+                Problem(
+                    "optimization.lr_scheduler_type",
+                    "falls to the end of the run, and a stream's end is not known beforehand",
+                    "set max_steps, or use constant",
+                    shape,
+                )
+            ]
+        )
+
+
+def evaluation_batch_size(config: RunConfig) -> int:
+    """Samples per forward in evaluation; chosen in `assemble` when the user left it open."""
+    return config.evaluation.batch_size or int(config.micro_batch_size)
+
+
+def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
+    """Fill in what the user left open, each with its reason."""
+    if resolved.config.evaluation.batch_size is None:
+        micro = resolved.config.micro_batch_size
+        size = min(32, resolved.config.global_batch_size) if micro == "auto" else micro
+        why = "the same at any number of ranks" if micro == "auto" else "micro_batch_size"
+        resolved = resolved.choose("evaluation.batch_size", size, why)
+    if resolved.config.record.sinks == "auto":
+        resolved = resolved.choose("record.sinks", *choose_sinks())
+    return solve_micro_batch(resolved, num_ranks)
+
+
 def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def _spread_model(
-    task: Task, strategy: Strategy, world: World, config: RunConfig
+    task: Task, strategy: Strategy, world: World, config: RunConfig, accumulation: int
 ) -> tuple[Spread, list[str]]:
     seed = fold(config.seed, INIT)
     seed_data(seed)
     seed_model(seed, world.device)
-    model = task.model().to(world.device)
+    model = task.model()  # where the user made it; the strategy moves it, or its shards
     if isinstance(task.model, Prebuilt) and world.mesh is not None:
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.data, src=0)
-    profile = Profile.of(model)
+    profile = Profile.of(model, accumulation)
     problems = strategy.problems(profile, world.layout, world.cluster)
     if problems:
         raise ConfigError(problems)
@@ -132,6 +175,8 @@ def _spread_model(
     ]
     if config.reproducibility == "bitwise":
         notes += [f"not covered by reproducibility=bitwise: {gap}" for gap in uncovered(model)]
+    if config.parallel.strategy == "fsdp" and world.layout.dp > 1 and not repeated_blocks(model):
+        notes.append("fsdp: no repeated blocks found, so the model is sharded as one piece")
     if config.memory.activation_checkpointing == "full":
         _recompute_blocks(model)
     if config.compile.enabled:

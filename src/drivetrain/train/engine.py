@@ -15,7 +15,7 @@ from torch import nn
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
-from drivetrain.data.keys import MODEL, fold
+from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.world import World
@@ -56,7 +56,7 @@ class Engine:
 
     def micro_batch(self, micro: MicroBatch, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch: its random streams and its traffic."""
-        seed_model(fold(self._stream, micro.step, micro.index + 1), self.world.device)
+        seed_model(turn_seed(self._stream, micro.step, micro.index), self.world.device)
         return self.spread.micro_batch(micro.index, is_last=is_last)
 
     def wants(self, micro: MicroBatch) -> bool:

@@ -80,6 +80,10 @@ def evaluate(
     module = spread.inner
     was_training = module.training
     module.eval()
+    if world.mesh is not None:
+        # running statistics are rank 0's, as in the weights that are saved
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
     part = _Part()
     try:
         with torch.no_grad():

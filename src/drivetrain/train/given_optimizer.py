@@ -46,7 +46,11 @@ class GivenOptimizer:
         optimization: Optimization,  # noqa: ARG002 - and so are their settings
     ) -> torch.optim.Optimizer:
         """The optimizer, re-pointed."""
-        now = dict(self._model.named_parameters())
+        # recomputation wraps blocks, and the wrapper shows in the names
+        now = {
+            name.replace("_checkpoint_wrapped_module.", ""): parameter
+            for name, parameter in self._model.named_parameters()
+        }
         for group in self._optimizer.param_groups:
             group["params"] = [now[self._names[id(p)]] for p in group["params"]]
         return self._optimizer

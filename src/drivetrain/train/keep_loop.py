@@ -26,7 +26,12 @@ from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
 from drivetrain.data.sources import source_from
-from drivetrain.train.assemble import Assembly, Prebuilt, assemble
+from drivetrain.train.assemble import (
+    Assembly,
+    Prebuilt,
+    assemble,
+    evaluation_batch_size,
+)
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
@@ -55,7 +60,9 @@ def prepare(
         task = Task(
             model=factory, loss=_not_asked, optimizer=GivenOptimizer(optimizer, factory.model)
         )
-    return KeptLoop(assemble(task, resolve(config), train))
+    resolved = resolve(config)
+    with same_bits(enabled=resolved.config.reproducibility == "bitwise"):
+        return KeptLoop(assemble(task, resolved, train))
 
 
 def _not_asked(model: nn.Module, batch: Any) -> Loss:
@@ -69,7 +76,7 @@ class KeptLoop:
         self.assembly = assembly
         self.history = History()
         self._engine = assembly.engine
-        self._turns_left = 0
+        self._turns_are_done = False
         self._micro: MicroBatch | None = None
         self._step = 0
 
@@ -117,6 +124,7 @@ class KeptLoop:
 
     def _micro_batches(self, turns: Iterator[Turn]) -> Iterator[Any]:
         engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
+        self._turns_are_done = False
         for position in range(accumulation):
             micro, batch = next(turns)
             if not engine.wants(micro):
@@ -126,6 +134,7 @@ class KeptLoop:
                 yield to_device(batch, engine.world.device)
             if self._micro is not None:
                 raise RuntimeError("backward() was not called for this micro-batch")
+        self._turns_are_done = True
 
     def backward(self, loss: Loss) -> None:
         """Add the micro-batch's gradients; a mean over its samples, or a Total."""
@@ -137,16 +146,20 @@ class KeptLoop:
 
     def step(self) -> None:
         """Clip, set the learning rate, move the weights, forget the gradients."""
+        if not self._turns_are_done:
+            raise RuntimeError("step() was called before all of the step's batches were used")
         self._engine.complete_gradients(self._step)
         self._engine.step(self._step)
         self._step += 1
+        self._turns_are_done = False
 
     def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
         """Every validation sample once; the same value at any number of ranks."""
         world, config = self.assembly.world, self.assembly.config
         source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
-        batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
-        feed = EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
+        feed = EvaluationFeed(
+            source, evaluation_batch_size(config), world.dp_index, world.layout.dp
+        )
         task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
         with self._engine.autocast:
             result = evaluate(task, self._engine.spread, feed, world, self._step)

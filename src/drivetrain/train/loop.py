@@ -104,6 +104,8 @@ class Loop:
         if epoch == self.epoch:
             return
         if self.epoch >= 0:
+            if self.evaluate_every is None:  # a stream's epoch ends when the next one begins
+                self._evaluate()
             self.notify("on_train_epoch_end", self.epoch)
         if epoch >= 0:
             self.notify("on_train_epoch_start", epoch)

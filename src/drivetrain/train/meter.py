@@ -53,6 +53,8 @@ class Meter:
     def add(self, loss: Loss, micro: MicroBatch) -> None:
         """One micro-batch's loss."""
         here = self._open
+        if self._counts_tokens is not None and self._counts_tokens != isinstance(loss, Total):
+            raise TypeError("the loss must be a mean in every step, or a Total in every step")
         if isinstance(loss, Total):
             here.losses.append(loss.sum.detach())
             here.weights.append(1.0)
@@ -81,7 +83,9 @@ class Meter:
         for part in here.counts:
             count += part
         here.global_count = self._world.sum(count)
-        return (here.batch_samples / here.global_count.clamp(min=1)).float().squeeze()
+        # nothing counted anywhere: gradients are zero, and stay so
+        count = torch.where(here.global_count == 0, 1.0, here.global_count)
+        return (here.batch_samples / count).float().squeeze()
 
     def end_step(self, number: int, learning_rate: float) -> None:
         """Close the step under way; `number` counts from 1."""
@@ -98,8 +102,7 @@ class Meter:
             return []
         values = iter(_to_floats([loss for step in steps for loss in step.losses]))
         own = [sum(next(values) * weight for weight in step.weights) for step in steps]
-        sums = torch.tensor(own, dtype=torch.float64, device=self._world.device)
-        totals = self._world.sum(sums).tolist()
+        totals = self._world.sum_floats(own)
         norms = iter(_to_floats([s.grad_norm for s in steps if s.grad_norm is not None]))
         return [
             _metrics(step, total, None if step.grad_norm is None else next(norms))
@@ -119,7 +122,7 @@ def _metrics(step: _Step, total: float, grad_norm: float | None) -> StepMetrics:
     count = None if step.global_count is None else float(step.global_count)
     return StepMetrics(
         step=step.number,
-        loss=total / (step.batch_samples if count is None else max(count, 1.0)),
+        loss=total / (step.batch_samples if count is None else count or 1.0),
         learning_rate=step.learning_rate,
         grad_norm=grad_norm,
         num_samples=step.batch_samples,

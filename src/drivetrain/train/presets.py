@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,24 @@ from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
 from drivetrain.train.weights import save_weights
 
+_BACKENDS = ("pytorch-ddp", "pytorch-fsdp")
+_PRECISIONS: dict[bool | str, str] = {
+    False: "fp32",
+    True: "fp16",
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
+}
+_COMMUNICATION = ("auto", "gloo", "nccl")
+_NOT_YET = {
+    "checkpoint_frequency": "only the final weights are saved",
+    "resume_from_checkpoint": "start from saved weights with model.load_state_dict",
+    "zero_stage": 'use backend="pytorch-fsdp", which shards the same things as stage 3',
+    "deepspeed_config": 'use backend="pytorch-fsdp"',
+    "mlflow_tracking": "use tensorboard=True",
+    "mlflow_experiment": "use tensorboard=True",
+}
+
 LossOnOutputs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -41,19 +59,20 @@ class DistributedConfig:
     """Ranks in all; None: one per CUDA device, or one. Without CUDA they are CPU processes."""
     num_nodes: int = 1
     gpus_per_node: int | None = None
-    backend: Literal["pytorch-ddp", "pytorch-fsdp"] = "pytorch-ddp"
+    backend: str = "pytorch-ddp"
+    """pytorch-ddp or pytorch-fsdp."""
     batch_size: int = 32
     """Per rank and micro-batch."""
     epochs: int = 1
     learning_rate: float = 1e-3
-    mixed_precision: bool | Literal["fp16", "bf16"] = False
-    """True: fp16, with loss scaling."""
+    mixed_precision: bool | str = False
+    """True or "fp16", with loss scaling; "bf16"."""
     scaler_init_scale: float = 65536.0
     scaler_growth_interval: int = 2000
     gradient_accumulation_steps: int = 1
     gradient_clipping: float | None = None
-    communication_backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """Follows the device: nccl for CUDA, gloo for the CPU."""
+    communication_backend: str = "auto"
+    """auto follows the device: nccl for CUDA, gloo for the CPU."""
     find_unused_parameters: bool = False
     seed: int = 42
     checkpoint_dir: str | None = None
@@ -62,6 +81,43 @@ class DistributedConfig:
     tensorboard_dir: str | None = None
     """Run directories, TensorBoard's files inside them, are made here; None: ./runs."""
     log_every_n_steps: int = 10
+    # Known from the field's documents, and refused in this release rather than ignored:
+    checkpoint_frequency: int | None = None
+    resume_from_checkpoint: bool = False
+    zero_stage: int | None = None
+    deepspeed_config: Any = None
+    mlflow_tracking: bool = False
+    mlflow_experiment: str | None = None
+
+    def __post_init__(self) -> None:
+        """Answer everything that cannot be honoured, at once."""
+        problems = [
+            Problem(name, "not available in this release", remedy, getattr(self, name))
+            for name, remedy in _NOT_YET.items()
+            if getattr(self, name)
+        ]
+        if self.backend not in _BACKENDS:
+            problems.append(_choice("backend", self.backend, _BACKENDS))
+        if self.communication_backend not in _COMMUNICATION:
+            problems.append(
+                _choice("communication_backend", self.communication_backend, _COMMUNICATION)
+            )
+        if self.mixed_precision not in _PRECISIONS:
+            options = ("True", "False", "fp16", "bf16")
+            problems.append(_choice("mixed_precision", str(self.mixed_precision), options))
+        if self.communication_backend == "gloo" and torch.cuda.is_available():
+            problems.append(_choice("communication_backend", "gloo", ("auto, with CUDA",)))
+        if self.communication_backend == "nccl" and not torch.cuda.is_available():
+            problems.append(
+                Problem(
+                    "communication_backend",
+                    "needs CUDA devices, and there are none",
+                    'use "auto", which takes gloo on the CPU',
+                    "nccl",
+                )
+            )
+        if problems:
+            raise ConfigError(sorted(problems, key=str))
 
     @property
     def num_ranks(self) -> int:
@@ -73,7 +129,6 @@ class DistributedConfig:
 
     def run_config(self, num_ranks: int) -> dict[str, Any]:
         """The same in Drivetrain's words."""
-        names = {False: "fp32", True: "fp16", "fp16": "fp16", "bf16": "bf16"}
         return {
             "global_batch_size": self.batch_size * self.gradient_accumulation_steps * num_ranks,
             "micro_batch_size": self.batch_size,
@@ -85,7 +140,7 @@ class DistributedConfig:
                 "max_grad_norm": self.gradient_clipping,
             },
             "precision": {
-                "dtype": names[self.mixed_precision],
+                "dtype": _PRECISIONS[self.mixed_precision],
                 "scaler": {
                     "init_scale": self.scaler_init_scale,
                     "growth_interval": self.scaler_growth_interval,
@@ -197,28 +252,17 @@ class WriteWeights(Hook):
             save_weights(weights, self._path)
 
 
-# Names from the field's documents that a later release will honour; refused rather than ignored.
-_NOT_YET = {
-    "resume_from_checkpoint": "start from saved weights with model.load_state_dict",
-    "checkpoint_frequency": "only the final weights are saved",
-    "zero_stage": 'use backend="pytorch-fsdp", which shards the same things as stage 3',
-    "deepspeed_config": 'use backend="pytorch-fsdp"',
-    "mlflow_tracking": "use tensorboard=True",
-    "mlflow_experiment": "use tensorboard=True",
-}
-
-
 def _with_settings(config: DistributedConfig, settings: dict[str, Any]) -> DistributedConfig:
-    known = {field.name for field in fields(DistributedConfig)}
+    known = [field.name for field in fields(DistributedConfig)]
     problems = []
-    for name in settings.keys() - known:
-        if name in _NOT_YET:
-            rule, remedy = "not available in this release", _NOT_YET[name]
-        else:
-            near = difflib.get_close_matches(name, known | _NOT_YET.keys(), n=1)
-            rule = "unknown setting"
-            remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-        problems.append(Problem(name, rule, remedy, settings[name]))
+    for name in sorted(settings.keys() - set(known)):
+        near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        problems.append(Problem(name, "unknown setting", remedy, settings[name]))
     if problems:
-        raise ConfigError(sorted(problems, key=str))
+        raise ConfigError(problems)
     return replace(config, **settings)
+
+
+def _choice(name: str, value: str, options: tuple[str, ...]) -> Problem:
+    return Problem(name, "not available in this release", f"use {' or '.join(options)}", value)

@@ -17,7 +17,7 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.sources import source_from
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.train.assemble import Assembly, assemble
+from drivetrain.train.assemble import Assembly, assemble, evaluation_batch_size
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
@@ -122,8 +122,9 @@ class Trainer:
             return None
         world, config = assembly.world, assembly.config
         source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
-        batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
-        feed = EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
+        feed = EvaluationFeed(
+            source, evaluation_batch_size(config), world.dp_index, world.layout.dp
+        )
 
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)

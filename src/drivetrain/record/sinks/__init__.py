@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ SINKS = {
     "jsonl": ("drivetrain.record.sinks.jsonl", "JsonlSink"),
     "tensorboard": ("drivetrain.record.sinks.tensorboard", "TensorBoardSink"),
 }
+
+
+def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON has no word for NaN and infinity; they are written as strings, not hidden."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
 def choose_sinks() -> tuple[tuple[str, ...], str]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.sinks import Scalars
+from drivetrain.record.sinks import Scalars, as_json
 
 
 class JsonlSink:
@@ -20,7 +20,7 @@ class JsonlSink:
     def write(self, batch: Sequence[Scalars]) -> None:
         """Append and flush."""
         for step, time_s, values in batch:
-            self._file.write(json.dumps({"step": step, "time_s": time_s, **values}) + "\n")
+            self._file.write(json.dumps({"step": step, "time_s": time_s, **as_json(values)}) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -1,0 +1,55 @@
+"""OwnIds: the sample ids of one rank's micro-batches, and of nobody else's.
+
+Ids are computed for a stretch of steps at a time, because one call for thousands costs little more
+than one for ten. What is computed grows with the rank's own share, not with the global batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.data.batches import BatchPlan, MicroBatch
+from drivetrain.data.permutation import Order
+
+_STRETCH = 8192
+
+
+class OwnIds:
+    """Looks ahead along the plan; any micro-batch of the rank can be asked for at any time."""
+
+    def __init__(self, plan: BatchPlan, rank: int, seed: int, *, shuffle: bool) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._seed = seed
+        self._shuffle = shuffle
+        own = len(plan.block(rank)) * plan.micro_batch_size
+        self._steps_ahead = max(1, _STRETCH // max(own, 1))
+        self._ids: dict[tuple[int, int], list[int]] = {}
+        """By a turn's start and stop."""
+        self._epoch = -1
+
+    def ids(self, micro: MicroBatch) -> list[int]:
+        """The micro-batch's sample ids; a turn without samples gets its batch's first ones."""
+        if not self._shuffle:
+            return list(range(micro.start, self._plan.stop_of(micro)))
+        if micro.epoch != self._epoch or (micro.start, micro.stop) not in self._ids:
+            self._look_ahead(micro)
+        return self._ids[micro.start, micro.stop]
+
+    def _look_ahead(self, micro: MicroBatch) -> None:
+        steps_per_epoch = self._plan.steps_per_epoch
+        if steps_per_epoch is None or self._plan.length is None:
+            raise ValueError("a stream has no ids")
+        end = min(micro.step + self._steps_ahead, (micro.epoch + 1) * steps_per_epoch)
+        turns = [
+            turn
+            for step in range(micro.step, end)
+            for turn in self._plan.micro_batches(step, self._rank)
+        ]
+        ranges = [torch.arange(turn.start, self._plan.stop_of(turn)) for turn in turns]
+        order = Order(self._plan.length, self._seed, micro.epoch)
+        ids = order.ids(torch.cat(ranges)).split([len(r) for r in ranges])
+        self._epoch = micro.epoch
+        self._ids = {
+            (turn.start, turn.stop): part.tolist() for turn, part in zip(turns, ids, strict=True)
+        }
