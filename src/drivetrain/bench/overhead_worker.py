@@ -108,10 +108,10 @@ def main() -> None:
     output, num_rounds = Path(sys.argv[1]), int(sys.argv[2])
     warnings.filterwarnings("ignore")  # the frameworks' own advice on CPUs and loaders
     alone = os.environ["WORLD_SIZE"] == "1"
-    trainings = [("1 rank", near_empty())]
     if not alone:
         dist.init_process_group("gloo")
-        trainings = [(e, w) for e in ("ddp", "fsdp") for w in (near_empty(), transformer())]
+    engines = ("1 rank",) if alone else ("ddp", "fsdp")
+    trainings = [(engine, make()) for engine in engines for make in (near_empty, transformer)]
     with tempfile.TemporaryDirectory() as directory:
         samples = {
             f"{engine}, {workload.name}": measure(workload, engine, num_rounds, directory)

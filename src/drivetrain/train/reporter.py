@@ -25,7 +25,9 @@ class Reporter:
 
     def begin(self, run_dir: Path | None) -> None:
         """Say what is about to happen."""
-        self._progress.say(f"run: {run_dir}")
+        if run_dir is not None:
+            inside = run_dir.is_relative_to(Path.cwd())
+            self._progress.say(f"run: {run_dir.relative_to(Path.cwd()) if inside else run_dir}")
         for note in self._assembly.notes:
             self._progress.say(note)
         self._began_s = self._last_s = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from drivetrain.core.extras import require
 from drivetrain.record.run_directory import RunDirectory
@@ -19,12 +20,15 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory.tensorboard))
+        self._events: Any = self._writer.file_writer
 
     def write(self, batch: Sequence[Scalars]) -> None:
-        """One point per scalar, with the time it was recorded."""
+        """One event per step, where `add_scalar` would make one per value."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         for step, time_s, values in batch:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step, walltime=time_s)
+            points = [Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
+            self._events.add_summary(Summary(value=points), step, time_s)
         self._writer.flush()
 
     def close(self) -> None:
