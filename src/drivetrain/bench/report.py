@@ -60,9 +60,13 @@ def _plot(samples: Samples, baseline: str, path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    width = max(8.0, 4.2 * len(samples))
-    figure, axes = plt.subplots(1, len(samples), figsize=(width, 3.4), squeeze=False)
-    for axis, (training, by_arm) in zip(axes[0], samples.items(), strict=True):
+    columns = min(3, len(samples))
+    rows = -(-len(samples) // columns)
+    size = (4.2 * columns, 3.2 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for axis in axes.flat[len(samples) :]:
+        axis.set_visible(False)
+    for axis, (training, by_arm) in zip(axes.flat, samples.items(), strict=False):
         _plot_training(axis, by_arm, baseline)
         axis.set_title(training, fontsize=10)
         axis.set_xlabel(f"step time / {baseline}, same round")
