@@ -143,10 +143,7 @@ class SameStream(IterableDataset[Turn]):
                 yield micro, self._source.collate(samples)
 
     def _samples(self) -> Iterator[Any]:
-        dataset = self._source.dataset
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(self._epoch)
-        samples: Iterator[Any] = iter(dataset)
+        samples: Iterator[Any] = iter(self._source.dataset)
         return samples
 
     def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
@@ -157,6 +154,8 @@ class SameStream(IterableDataset[Turn]):
     def _batches(self, size: int) -> Iterator[tuple[MicroBatch, list[Any]]]:
         """`size` samples at a time, read under random streams keyed by the step."""
         step = self._step
+        if hasattr(self._source.dataset, "set_epoch"):
+            self._source.dataset.set_epoch(self._epoch)
         seed_data(turn_seed(self._key, step, -1))
         samples = self._samples()
         while chunk := list(itertools.islice(samples, size)):
@@ -171,8 +170,6 @@ class OwnShard(SameStream):
     def _samples(self) -> Iterator[Any]:
         dataset, num_ranks = self._source.dataset, self._plan.num_ranks
         if hasattr(dataset, "shard"):
-            if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(self._epoch)
             shard: Iterator[Any] = iter(dataset.shard(num_shards=num_ranks, index=self._rank))
             return shard
         return itertools.islice(super()._samples(), self._rank, None, num_ranks)

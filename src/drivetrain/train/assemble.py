@@ -16,6 +16,7 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.units import readable_bytes
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
+from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Feed, MapFeed
 from drivetrain.data.keys import INIT, fold
 from drivetrain.data.seeding import seed_data, seed_model
@@ -132,9 +133,12 @@ def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
         )
 
 
-def evaluation_batch_size(config: RunConfig) -> int:
-    """Samples per forward in evaluation; chosen in `assemble` when the user left it open."""
-    return config.evaluation.batch_size or int(config.micro_batch_size)
+def make_evaluation_feed(val: Any, assembly: Assembly) -> EvaluationFeed:
+    """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
+    world, config = assembly.world, assembly.config
+    source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
+    batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
+    return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
 
 
 def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:

@@ -23,14 +23,12 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
-from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
-from drivetrain.data.sources import source_from
 from drivetrain.train.assemble import (
     Assembly,
     Prebuilt,
     assemble,
-    evaluation_batch_size,
+    make_evaluation_feed,
 )
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
@@ -155,13 +153,9 @@ class KeptLoop:
 
     def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
         """Every validation sample once; the same value at any number of ranks."""
-        world, config = self.assembly.world, self.assembly.config
-        source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
-        feed = EvaluationFeed(
-            source, evaluation_batch_size(config), world.dp_index, world.layout.dp
-        )
+        feed = make_evaluation_feed(val, self.assembly)
         task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
         with self._engine.autocast:
-            result = evaluate(task, self._engine.spread, feed, world, self._step)
+            result = evaluate(task, self._engine.spread, feed, self._engine.world, self._step)
         self.history.evaluations.append(result)
         return result

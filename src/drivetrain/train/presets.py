@@ -28,7 +28,7 @@ from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import save_weights
+from drivetrain.train.weights import write_weights
 
 _BACKENDS = ("pytorch-ddp", "pytorch-fsdp")
 _PRECISIONS: dict[bool | str, str] = {
@@ -245,11 +245,8 @@ class WriteWeights(Hook):
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """All ranks gather, rank 0 writes."""
-        if trainer.assembly is None:
-            return
-        weights = trainer.assembly.engine.spread.full_state()
-        if trainer.assembly.world.is_main:
-            save_weights(weights, self._path)
+        if trainer.assembly is not None:
+            write_weights(trainer.assembly, self._path)
 
 
 def _with_settings(config: DistributedConfig, settings: dict[str, Any]) -> DistributedConfig:

@@ -13,11 +13,8 @@ from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
-from drivetrain.data.evaluation import EvaluationFeed
-from drivetrain.data.sources import source_from
 from drivetrain.record.recorder import Recorder
-from drivetrain.record.run_directory import RunDirectory
-from drivetrain.train.assemble import Assembly, assemble, evaluation_batch_size
+from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
@@ -26,7 +23,7 @@ from drivetrain.train.loop import Loop
 from drivetrain.train.open_run import open_directory, open_recorder
 from drivetrain.train.reporter import Reporter
 from drivetrain.train.task import Task
-from drivetrain.train.weights import save_weights
+from drivetrain.train.weights import write_weights
 
 
 class Trainer:
@@ -64,7 +61,7 @@ class Trainer:
     @property
     def is_main(self) -> bool:
         """Whether this rank speaks for the run: print here, not on every rank."""
-        return detect().is_main
+        return self.assembly.world.is_main if self.assembly is not None else detect().is_main
 
     def fit(self, train: Any, val: Any = None) -> History:
         """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables."""
@@ -78,7 +75,7 @@ class Trainer:
             with open_recorder(assembly, directory) as recorder:
                 recorder.spans(0, ("start_up", began, time.perf_counter()))
                 self._train(assembly, recorder, val)
-                self._save(assembly, directory)
+                write_weights(assembly, directory.checkpoints / "weights.pt")
                 self.history.total_time = time.perf_counter() - began
                 recorder.instant("run_end", steps=len(self.history.steps))
         return self.history
@@ -120,23 +117,14 @@ class Trainer:
     ) -> Callable[[int], None] | None:
         if val is None:
             return None
-        world, config = assembly.world, assembly.config
-        source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
-        feed = EvaluationFeed(
-            source, evaluation_batch_size(config), world.dp_index, world.layout.dp
-        )
+        engine, feed = assembly.engine, make_evaluation_feed(val, assembly)
 
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
-            with recorder.measure("evaluation", step), assembly.engine.autocast:
-                result = evaluate(self.task, assembly.engine.spread, feed, world, step)
+            with recorder.measure("evaluation", step), engine.autocast:
+                result = evaluate(self.task, engine.spread, feed, assembly.world, step)
             self.history.evaluations.append(result)
             reporter.evaluation(result, feed.length)
             notify("on_validation_end", result)
 
         return evaluate_now
-
-    def _save(self, assembly: Assembly, directory: RunDirectory) -> None:
-        weights = assembly.engine.spread.full_state()
-        if assembly.world.is_main:
-            save_weights(weights, directory.checkpoints / "weights.pt")

@@ -8,9 +8,14 @@ from typing import Any
 
 import torch
 
+from drivetrain.train.assemble import Assembly
 
-def save_weights(weights: dict[str, Any], path: Path) -> None:
-    """Write to a neighbour and rename: a reader never sees half a file."""
+
+def write_weights(assembly: Assembly, path: Path) -> None:
+    """All ranks gather; rank 0 writes beside the file and renames, so nobody reads half of it."""
+    weights = assembly.engine.spread.full_state()
+    if not assembly.world.is_main:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     torch.save(weights, partial)
