@@ -102,8 +102,20 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     first = RunDirectory.create(tmp_path, "digits")
     second = RunDirectory.create(tmp_path, "digits")
     assert (first.path.name, second.path.name) == ("digits", "digits-2")
-    assert first.begin_attempt({"host": "a"}).name == "0001"
-    assert first.begin_attempt({"host": "b"}).name == "0002"
+
+
+def test_attempts_are_read_back_in_order(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "digits")
+    assert run.next_attempt() == 1
+    run.begin_attempt(1, {"host": "a", "started_s": 5.0})
+    run.end_attempt(1, {"kind": "failed"})
+    run.begin_attempt(2, {"host": "b", "started_s": 9.0})
+    assert [(a.number, a.start["host"], dict(a.end)) for a in run.attempts()] == [
+        (1, "a", {"kind": "failed"}),
+        (2, "b", {}),
+    ]
+    assert run.next_attempt() == 3
+    assert run.failures()[0] == 1
 
 
 def test_tensorboard_reads_back_what_the_sink_wrote(tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ class WorkerFailure(DrivetrainError):
     exit_code = 5
 
 
+class Preempted(DrivetrainError):
+    """The run was asked to stop, has saved, and should be started again to go on."""
+
+    exit_code = 75  # sysexits' "temporary failure": try again
+
+
 class NonFiniteLoss(DrivetrainError):
     """The loss stopped being a number; training on would only hide it."""
 

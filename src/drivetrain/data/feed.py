@@ -1,6 +1,6 @@
 """Feeds: step by step, a rank's micro-batches with their samples.
 
-    for turns in feed.steps(first_step):      # one entry per optimizer step
+    for turns in feed.steps(100, None):       # one entry per optimizer step
         for micro, batch in turns:            # this rank's turns in it, always the same number
 
 `MapFeed` serves datasets with a length, `stream.StreamFeed` those without.
@@ -33,6 +33,14 @@ class Feed(Protocol):
         """One iterator of turns per step, until the steps or the epochs are through."""
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data stands, after the steps that were taken. The same at any world size."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let steps() go on from there."""
+        ...
+
 
 class MapFeed:
     """A dataset with a length: torch's DataLoader reads it, the plan says what."""
@@ -42,6 +50,15 @@ class MapFeed:
         self._source = source
         self._rank = rank
         self._seed = seed
+        self._step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which samples make up a step is computed from its number: that is all there is."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin there."""
+        self._step = state["step"]
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
         """One loader for the whole run: its workers are started once."""
@@ -50,7 +67,7 @@ class MapFeed:
             if per_epoch is None or num_epochs is None:
                 raise ValueError("either total_steps or num_epochs of a known length is needed")
             total_steps = per_epoch * num_epochs
-        order = PlannedOrder(self.plan, self._rank, total_steps)
+        order = PlannedOrder(self.plan, self._rank, range(self._step, total_steps))
         keyed = KeyedDataset(self._source, self.plan, self._rank, self._seed)
         loader: DataLoader[Any] = DataLoader(
             keyed,
@@ -59,24 +76,25 @@ class MapFeed:
             **self._source.loader_options,
         )
         turns = order.pair_with(loader)
-        for _ in range(total_steps):
+        while self._step < total_steps:
+            self._step += 1
             yield itertools.islice(turns, self.plan.accumulation)
 
 
 class PlannedOrder(Sampler[list[int]]):
     """Hands the loader whole micro-batches: what to read and under which key."""
 
-    def __init__(self, plan: BatchPlan, rank: int, total_steps: int) -> None:
+    def __init__(self, plan: BatchPlan, rank: int, steps: range) -> None:
         self._plan = plan
         self._rank = rank
-        self._total_steps = total_steps
+        self._steps = steps
         self._asked_for: deque[MicroBatch] = deque()
 
     def __len__(self) -> int:
-        return self._total_steps * self._plan.accumulation
+        return len(self._steps) * self._plan.accumulation
 
     def __iter__(self) -> Iterator[Any]:
-        for step in range(self._total_steps):
+        for step in self._steps:
             for micro in self._plan.micro_batches(step, self._rank):
                 self._asked_for.append(micro)
                 yield micro

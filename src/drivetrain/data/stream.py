@@ -42,22 +42,66 @@ class StreamFeed:
         self._seed = seed
         self._sum = sum_over_ranks
         """Given for own_shard, where only the ranks together know a step's size."""
+        self._epoch_now, self._step, self._epoch_began_at = 0, 0, 0
+        self._dataset_state: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch."""
+        return {
+            "step": self._step,
+            "epoch": self._epoch_now,
+            "epoch_began_at": self._epoch_began_at,
+            "num_shards": None if self._sum is None else self.plan.num_ranks,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let steps() go on from there."""
+        shards = None if self._sum is None else self.plan.num_ranks
+        if state["num_shards"] != shards:
+            raise ConfigError(
+                [
+                    Problem(
+                        "data.iterable_sharding",
+                        f"shards of {state['num_shards']} ranks cannot be gone on with by {shards}",
+                        "use as many ranks as before, or same_stream from the start",
+                        "own_shard",
+                    )
+                ]
+            )
+        self._step, self._epoch_now = state["step"], state["epoch"]
+        self._epoch_began_at = state["epoch_began_at"]
+
+    @property
+    def dataset_state(self) -> dict[str, Any] | None:
+        """The dataset's own account of where it stands: then it need not be read up to there.
+
+        None when it gives none, or when loader processes have read ahead of the steps.
+        """
+        dataset = self._source.dataset
+        if self._source.num_workers or not hasattr(dataset, "load_state_dict"):
+            return None
+        state: dict[str, Any] = dataset.state_dict()
+        return state
+
+    @dataset_state.setter
+    def dataset_state(self, state: dict[str, Any] | None) -> None:
+        self._dataset_state = state
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
         """Epoch after epoch, until the steps or the epochs are through."""
-        step = 0
         # without a number of steps the epochs end the run; with one, epochs go on as needed
         limit = num_epochs if total_steps is None else None
-        for epoch in itertools.count():
-            if epoch == limit:
+        for epoch in itertools.count(self._epoch_now):
+            if epoch == limit or self._step == total_steps:
                 return
-            start_of_epoch = step
-            for turns in self._epoch(epoch, step):
-                if total_steps is not None and step == total_steps:
+            if epoch > self._epoch_now:
+                self._epoch_now, self._epoch_began_at = epoch, self._step
+            for turns in self._rest_of_epoch():
+                if total_steps is not None and self._step == total_steps:
                     return
+                self._step += 1
                 yield iter(turns)
-                step += 1
-            if step == start_of_epoch:
+            if self._step == self._epoch_began_at:
                 raise ConfigError(
                     [
                         Problem(
@@ -68,8 +112,16 @@ class StreamFeed:
                         )
                     ]
                 )
-            if step == total_steps:
-                return
+
+    def _rest_of_epoch(self) -> Iterator[list[Turn]]:
+        """From where the run stands: by the dataset's own state, or by reading up to it."""
+        state, self._dataset_state = self._dataset_state, None
+        if state is not None:
+            self._source.dataset.load_state_dict(state)
+            yield from self._epoch(self._epoch_now, self._step)
+            return
+        done = self._step - self._epoch_began_at
+        yield from itertools.islice(self._epoch(self._epoch_now, self._epoch_began_at), done, None)
 
     def _epoch(self, epoch: int, step: int) -> Iterator[list[Turn]]:
         reader = (

@@ -22,6 +22,7 @@ _ALIASES = {
     "--num-nodes": "--nnodes",
 }
 _AFTER_SCRIPT = {
+    "--run-dir",
     "--nproc-per-node",
     "--nnodes",
     "--standalone",
@@ -47,6 +48,18 @@ class Command:
     def torchrun_args(self) -> list[str]:
         """The same as a torchrun command line."""
         return [*self.launcher_args, self.script, *self.script_args]
+
+
+def add_our_flags(parser: argparse.ArgumentParser) -> None:
+    """What torchrun does not have."""
+    parser.add_argument("--run-dir", default=None)
+    parser.add_argument("--spares", type=int, default=None)
+    parser.add_argument("--warm-start", action="store_true")
+    parser.add_argument("--grace-period", type=float, default=30.0)
+    parser.add_argument("--stall-timeout", type=float, default=60.0)
+    parser.add_argument("--slow-timeout", type=float, default=900.0)
+    parser.add_argument("--max-preemptions", type=int, default=1000)
+    parser.add_argument("--max-startup-failures", type=int, default=3)
 
 
 def parse_command(words: Sequence[str], torchrun: argparse.ArgumentParser) -> Command:

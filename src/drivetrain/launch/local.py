@@ -1,4 +1,4 @@
-"""Ranks on this machine (or this node of several), by torch's elastic launcher."""
+"""Ranks on this machine (or this node of several), started and watched by a supervisor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import socket
-import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.launch.command import Command, parse_command
-from drivetrain.launch.failure import RankFailure, root_cause, verdict
+from drivetrain.launch.command import Command, add_our_flags, parse_command
+from drivetrain.record.session import RUN_DIR
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from drivetrain.supervise.agent import Settings
 
 
 def launch(words: Sequence[str]) -> int:
@@ -26,12 +29,14 @@ def launch(words: Sequence[str]) -> int:
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
+    add_our_flags(parser)
     command = parse_command(words, parser)
     args = parser.parse_args(command.torchrun_args)
     _check_script(command, args)
-    _fill_in(args, command)
-    with _shared_cores(args.nproc_per_node):
-        return _run(args, command)
+    given = {word.partition("=")[0] for word in command.launcher_args}
+    _fill_in(args, given)
+    with _environment(args, given):
+        return _supervise(args, command, given)
 
 
 def _check_script(command: Command, args: argparse.Namespace) -> None:
@@ -41,76 +46,133 @@ def _check_script(command: Command, args: argparse.Namespace) -> None:
         )
 
 
-def _fill_in(args: argparse.Namespace, command: Command) -> None:
-    """What torchrun leaves to the user: all devices, and a free port."""
+def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
+    """What torchrun leaves to the user: all devices, and where to meet."""
     import torch
 
-    given = {word.partition("=")[0] for word in command.launcher_args}
     if "--nproc-per-node" not in given and "PET_NPROC_PER_NODE" not in os.environ:
         args.nproc_per_node = str(max(1, torch.cuda.device_count()))
-    meets_elsewhere = given & {
-        "--rdzv-endpoint",
-        "--rdzv-backend",
-        "--master-addr",
-        "--master-port",
-    }
-    if (
-        args.nnodes in ("1", "1:1")
-        and not meets_elsewhere
-        and "PET_RDZV_ENDPOINT" not in os.environ
-    ):
-        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
-        args.rdzv_id = str(uuid.uuid4())
+    if args.run_dir is not None:
+        args.run_dir = str(Path(args.run_dir).absolute())
 
 
 @contextmanager
-def _shared_cores(num_processes: str) -> Iterator[None]:
-    """Each process gets its share of the cores, unless the user has said otherwise."""
-    if "OMP_NUM_THREADS" in os.environ or not num_processes.isdigit():
-        yield
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // int(num_processes)))
+def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
+    """What all ranks of this node inherit; the caller's own environment comes back afterwards."""
+    wanted: dict[str, str] = {}
+    if args.run_dir is not None:
+        wanted[RUN_DIR] = args.run_dir
+    if "OMP_NUM_THREADS" not in os.environ and args.nproc_per_node.isdigit():
+        # each process gets its share of the cores, unless the user has said otherwise
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        wanted["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // int(args.nproc_per_node)))
+    if not _meets_in_folder(args, given):
+        # torch's own store outlives the attempt it was made for, and the next one dials it
+        wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        del os.environ["OMP_NUM_THREADS"]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def _run(args: argparse.Namespace, command: Command) -> int:
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+def _supervise(args: argparse.Namespace, command: Command, given: set[str]) -> int:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing.api import Std
     from torch.distributed.run import config_from_args
 
-    config, entrypoint, arguments = config_from_args(args)
-    if not args.no_python and isinstance(entrypoint, str):
-        module = ["-m"] if args.module else []
-        worker = ["-u", "-m", "drivetrain.launch.worker"]
-        arguments = [*worker, *module, command.script, *command.script_args]
-    # What went wrong is said once, at the end; the agent would say it several times over.
+    from drivetrain.supervise.agent import Supervisor
+    from drivetrain.supervise.logs import Logs
+
+    config, _, _ = config_from_args(args)
+    # What went wrong is said once, by the supervisor; torch would say it several times over.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    try:
-        elastic_launch(config, entrypoint)(*arguments)
-    except ChildFailedError as error:
-        failures = [_rank_failure(rank, each) for rank, each in error.failures.items()]
-        sys.stdout.flush()
-        sys.stderr.write("\n" + verdict(failures, socket.gethostname()) + "\n")
-        return root_cause(failures).process_exit_code
-    except SignalException as error:
-        sys.stderr.write(f"\nstopped by {error.sigval.name}; all ranks were ended\n")
-        return 128 + int(error.sigval)
-    return 0
+    with tempfile.TemporaryDirectory(prefix="drivetrain-meet-") as scratch:
+        spec = WorkerSpec(
+            role=config.role,
+            local_world_size=config.nproc_per_node,
+            entrypoint=command.script,
+            rdzv_handler=_meeting_place(args, given, config, Path(scratch)),
+            max_restarts=config.max_restarts,
+            local_addr=config.local_addr,
+        )
+        logs = Logs(args.log_dir, Std.from_str(args.redirects), Std.from_str(args.tee))
+        supervisor = Supervisor(spec, _settings(args, command, given), logs)
+        supervisor.run()
+        return supervisor.exit_code
 
 
-def _rank_failure(rank: int, failure: ProcessFailure) -> RankFailure:
-    """Torch's record of a failed process in our words; without an error file it says nothing."""
-    message = failure.error_file_data.get("message")
-    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return RankFailure(
-        rank=rank,
-        pid=failure.pid,
-        exit_code=failure.exitcode,
-        error=str(extra.get("py_callstack", "")),
-        at_s=float(extra.get("at_s", failure.timestamp)),
+def _meeting_place(
+    args: argparse.Namespace, given: set[str], config: LaunchConfig, scratch: Path
+) -> RendezvousHandler:
+    """Nodes meet in the run's directory; alone there is nobody to meet; or as torchrun would."""
+    from drivetrain.supervise.rendezvous import meet_in_folder
+
+    if not _meets_in_folder(args, given):
+        return _as_torchrun(config)
+    if _is_alone(args):
+        return meet_in_folder(scratch / uuid.uuid4().hex, (1, 1), "127.0.0.1", {})
+    folder = Path(args.run_dir) / "rendezvous" / config.run_id
+    nodes = (config.min_nodes, config.max_nodes)
+    return meet_in_folder(folder, nodes, _own_address(args), config.rdzv_configs)
+
+
+def _is_alone(args: argparse.Namespace) -> bool:
+    return args.standalone or args.nnodes in ("1", "1:1")
+
+
+def _meets_in_folder(args: argparse.Namespace, given: set[str]) -> bool:
+    elsewhere = given & {"--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--master-port"}
+    if elsewhere or "PET_RDZV_ENDPOINT" in os.environ:
+        return False
+    return _is_alone(args) or args.run_dir is not None
+
+
+def _as_torchrun(config: LaunchConfig) -> RendezvousHandler:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    return registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=config.rdzv_backend,
+            endpoint=config.rdzv_endpoint,
+            run_id=config.run_id,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **config.rdzv_configs,
+        )
+    )
+
+
+def _own_address(args: argparse.Namespace) -> str:
+    """Where the other nodes reach this one."""
+    return args.local_addr or socket.gethostname()
+
+
+def _settings(args: argparse.Namespace, command: Command, given: set[str]) -> Settings:
+    from drivetrain.supervise.agent import Settings
+    from drivetrain.supervise.policy import Budgets
+    from drivetrain.supervise.stall import Patience
+
+    module = ["-m"] if args.module else []
+    asks_for_restarts = "--max-restarts" in given
+    budgets = Budgets(
+        failures=args.max_restarts if asks_for_restarts else Budgets.failures,
+        preemptions=args.max_preemptions,
+        start_ups=args.max_startup_failures,
+        restarts_anything=asks_for_restarts and args.max_restarts > 0,
+    )
+    return Settings(
+        command=(*module, command.script, *command.script_args),
+        is_python=not args.no_python,
+        budgets=budgets,
+        patience=Patience(args.stall_timeout, args.slow_timeout),
+        grace_s=args.grace_period,
+        spares=args.spares,
+        warm_start=args.warm_start,
     )

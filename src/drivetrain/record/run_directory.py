@@ -4,18 +4,21 @@
   run.yaml                  the resolved config; every value knows where it came from
   attempts/<n>/             what each life of the run saw
   events/<rank>.jsonl       spans and scalars, append-only, one writer per file
-  checkpoints/              weights and, later, resumable state
+  checkpoints/step-<k>-a<n>/  a checkpoint that attempt n made after step k; see checkpoint/
   tensorboard/              scalars for TensorBoard
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
@@ -44,6 +47,18 @@ class RunDirectory:
             return cls(path.absolute())
         raise FileExistsError(f"{output_dir / wanted}: ten thousand runs have this name")
 
+    @classmethod
+    def at(cls, path: Path) -> RunDirectory:
+        """A directory that was settled before: made now, or there already and gone on with."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise EnvironmentProblem(
+                [Problem("--run-dir", reason, "give a folder you may write to", str(path))]
+            ) from error
+        return cls(path.absolute())
+
     @property
     def run_yaml(self) -> Path:
         """The resolved config."""
@@ -68,11 +83,74 @@ class RunDirectory:
         """The event file that rank, and only it, appends to."""
         return self.path / "events" / f"{rank:05d}.jsonl"
 
-    def begin_attempt(self, facts: Mapping[str, Any]) -> Path:
+    def attempt(self, number: int) -> Path:
+        """What one life of the run saw."""
+        return self.path / "attempts" / f"{number:04d}"
+
+    def next_attempt(self) -> int:
+        """The lowest number no attempt has had."""
+        return max((attempt.number for attempt in self.attempts()), default=0) + 1
+
+    def begin_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
         """Write down what a new life of the run starts with."""
-        attempts = self.path / "attempts"
-        number = 1 + sum(1 for _ in attempts.glob("*")) if attempts.exists() else 1
-        path = attempts / f"{number:04d}"
-        path.mkdir(parents=True)
-        (path / "start.json").write_text(json.dumps(dict(facts), indent=2) + "\n")
-        return path
+        _write_json(self.attempt(number) / "start.json", facts)
+
+    def end_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Write down how it ended; the supervisor's task, since a worker may not live to do it."""
+        _write_json(self.attempt(number) / "end.json", facts)
+
+    def attempts(self) -> list[Attempt]:
+        """Every life of the run so far, in order."""
+        found = []
+        for path in sorted((self.path / "attempts").glob("[0-9]*")):
+            found.append(Attempt(int(path.name), *(_read_json(path / f"{n}.json") for n in _ENDS)))
+        return found
+
+    def failures(self) -> tuple[float, float]:
+        """(how often the run has failed, seconds since it first began): what `auto` goes by."""
+        attempts = self.attempts()
+        failed = [a for a in attempts[:-1] if a.end.get("kind") not in ("preempted", "finished")]
+        began_s = min((float(a.start.get("started_s", 0)) for a in attempts), default=0.0)
+        return float(len(failed)), time.time() - began_s if began_s else 0.0
+
+    def write_run_yaml(self, text: str) -> None:
+        """Whole, or not at all."""
+        partial = self.path / f".run.yaml.{os.getpid()}"
+        partial.write_text(text)
+        partial.replace(self.run_yaml)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of a run, as it was written down."""
+
+    number: int
+    start: Mapping[str, Any]
+    end: Mapping[str, Any]
+    """Empty while it lives, and when nobody was left to say."""
+
+
+def micro_batch_so_far(path: Path | None) -> int | None:
+    """What earlier attempts cut their batches into: another size would be other numbers."""
+    if path is None or not (path / "run.yaml").is_file():
+        return None
+    size = yaml.safe_load((path / "run.yaml").read_text())["config"]["micro_batch_size"]
+    return size if isinstance(size, int) else None
+
+
+_ENDS = ("start", "end")
+
+
+def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(dict(facts), indent=2, default=str) + "\n")
+    partial.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts

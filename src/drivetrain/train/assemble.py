@@ -27,6 +27,8 @@ from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
 from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
+from drivetrain.record.run_directory import micro_batch_so_far
+from drivetrain.record.session import earlier_directory
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.engine import Engine
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
@@ -150,6 +152,10 @@ def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
         resolved = resolved.choose("evaluation.batch_size", size, why)
     if resolved.config.record.sinks == "auto":
         resolved = resolved.choose("record.sinks", *choose_sinks())
+    if resolved.config.micro_batch_size == "auto":
+        earlier = micro_batch_so_far(earlier_directory())
+        if earlier is not None and resolved.config.global_batch_size % earlier == 0:
+            return resolved.choose("micro_batch_size", earlier, "as in this run's first attempt")
     return solve_micro_batch(resolved, num_ranks)
 
 

@@ -40,6 +40,8 @@ class History:
     steps: list[StepMetrics] = field(default_factory=list)
     evaluations: list[EvaluationResult] = field(default_factory=list)
     run_dir: Path | None = None
+    resumed_step: int = 0
+    """Where this attempt went on from; `steps` begins after it."""
 
     @property
     def losses(self) -> list[float]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.checkpoint.state import Stateful
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
@@ -34,8 +35,9 @@ from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
-from drivetrain.train.open_run import open_directory, open_recorder
+from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
 from drivetrain.train.reporter import Reporter
+from drivetrain.train.saver import Saver
 from drivetrain.train.task import Loss, MetricsFunction, Task
 
 
@@ -44,11 +46,13 @@ def prepare(
     optimizer: torch.optim.Optimizer | None,
     train: Any,
     config: RunConfig | ResolvedConfig | Mapping[str, Any],
+    stateful: Mapping[str, Stateful] | None = None,
 ) -> KeptLoop:
     """Spread a model and line up the data for a loop of your own.
 
     A model that exists already starts from rank 0's weights on every rank; a function that makes
-    one runs under the config's seed. Without an optimizer, AdamW is made from the config.
+    one runs under the config's seed. Without an optimizer, AdamW is made from the config. What is
+    in `stateful` (anything with state_dict and load_state_dict) is saved and restored with the run.
     """
     factory = Prebuilt(model) if isinstance(model, nn.Module) else model
     task = Task(model=factory, loss=_not_asked)
@@ -60,7 +64,7 @@ def prepare(
         )
     resolved = resolve(config)
     with same_bits(enabled=resolved.config.reproducibility == "bitwise"):
-        return KeptLoop(assemble(task, resolved, train))
+        return KeptLoop(assemble(task, resolved, train), stateful or {})
 
 
 def _not_asked(model: nn.Module, batch: Any) -> Loss:
@@ -70,13 +74,14 @@ def _not_asked(model: nn.Module, batch: Any) -> Loss:
 class KeptLoop:
     """What a loop of one's own needs: steps, `backward`, `step`."""
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: Assembly, stateful: Mapping[str, Stateful]) -> None:
         self.assembly = assembly
         self.history = History()
         self._engine = assembly.engine
+        self._saver = Saver(assembly, self.history, stateful)
         self._turns_are_done = False
         self._micro: MicroBatch | None = None
-        self._step = 0
+        self._at = self._saver.at
 
     @property
     def model(self) -> nn.Module:
@@ -97,28 +102,36 @@ class KeptLoop:
         """The run's steps; each is an iterator of this rank's micro-batches."""
         assembly, config = self.assembly, self.assembly.config
         began = time.perf_counter()
-        directory = open_directory(assembly)
+        directory, saver = open_directory(assembly), self._saver
         self.history.run_dir = directory.path
+        begin_attempt(assembly, directory, saver.open(directory))
         self.model.train()
         bitwise = same_bits(enabled=config.reproducibility == "bitwise")
         with bitwise, open_recorder(assembly, directory) as recorder:
             reporter = Reporter(assembly, recorder, self.history)
             reporter.begin(directory.path)
+            saver.begin(recorder, reporter.say)
             try:
                 for turns in assembly.feed.steps(assembly.total_steps, config.num_train_epochs):
                     step_began = time.perf_counter()
-                    number = self._step
+                    number = self._at.step
                     yield self._micro_batches(turns)
-                    if self._step == number:
+                    if self._at.step == number:
                         raise RuntimeError("step() was not called: one step per global batch")
                     recorder.spans(number, ("step", step_began, time.perf_counter()))
-                    if self._step % config.record.logging_steps == 0:
-                        reporter.steps(self._engine.meter.collect())
-                if metrics := self._engine.meter.collect():
-                    reporter.steps(metrics)
+                    if self._at.step % config.record.logging_steps == 0:
+                        self._log(reporter)
+                    saver.after_step(self._at.step, lambda: self._log(reporter))
+                self._log(reporter)
+                saver.finish()
             finally:
+                saver.close()
                 reporter.close()
                 self.history.total_time = time.perf_counter() - began
+
+    def _log(self, reporter: Reporter) -> None:
+        if metrics := self._engine.meter.collect():
+            reporter.steps(metrics)
 
     def _micro_batches(self, turns: Iterator[Turn]) -> Iterator[Any]:
         engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
@@ -146,9 +159,9 @@ class KeptLoop:
         """Clip, set the learning rate, move the weights, forget the gradients."""
         if not self._turns_are_done:
             raise RuntimeError("step() was called before all of the step's batches were used")
-        self._engine.complete_gradients(self._step)
-        self._engine.step(self._step)
-        self._step += 1
+        self._engine.complete_gradients(self._at.step)
+        self._engine.step(self._at.step)
+        self._at.step += 1
         self._turns_are_done = False
 
     def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
@@ -156,6 +169,6 @@ class KeptLoop:
         feed = make_evaluation_feed(val, self.assembly)
         task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
         with self._engine.autocast:
-            result = evaluate(task, self._engine.spread, feed, self._engine.world, self._step)
+            result = evaluate(task, self._engine.spread, feed, self._engine.world, self._at.step)
         self.history.evaluations.append(result)
         return result

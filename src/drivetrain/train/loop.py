@@ -15,6 +15,7 @@ Its contract, for every strategy, data source and number of ranks:
         on_train_batch_end
         every logging_steps:   reduce the open steps' losses over ranks; record; on_log
         every evaluation:      every validation sample once; on_validation_start / _end
+        save, if it is time; stop, if somebody asked for it and all ranks agreed
         on_train_epoch_end                               # when the step closes an epoch
 
 Nothing here knows how the model is spread: that is the engine's, and the strategy's below it.
@@ -33,6 +34,7 @@ from drivetrain.data.feed import Feed, Turn
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
+from drivetrain.train.saver import Position, Saver
 from drivetrain.train.task import Task
 
 Notify = Callable[..., None]
@@ -52,26 +54,27 @@ class Loop:
     evaluate: Callable[[int], None] | None
     """None without validation data."""
     report: Callable[[list[StepMetrics]], None]
-    step: int = 0
-    epoch: int = -1
-    evaluated_at: int = -1
+    saver: Saver
+    at: Position
 
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
         """Train until the steps, or the epochs, are through."""
         for turns in self.feed.steps(total_steps, num_epochs):
             self._one_step(turns)
-            self.step += 1
-            if self.step % self.logging_steps == 0:
+            self.at.step += 1
+            if self.at.step % self.logging_steps == 0:
                 self._log()
             every = self.evaluate_every or self.feed.plan.steps_per_epoch
-            if every is not None and self.step % every == 0:
+            if every is not None and self.at.step % every == 0:
                 self._evaluate()
+            self.saver.after_step(self.at.step, self._log)
         self._log()
         self._evaluate()
+        self.saver.finish()
         self._turn_epoch(-1)
 
     def _one_step(self, turns: Iterator[Turn]) -> None:
-        engine, step = self.engine, self.step
+        engine, step = self.engine, self.at.step
         began = perf_counter()
         waited = 0.0
         for position in range(self.feed.plan.accumulation):
@@ -101,21 +104,21 @@ class Loop:
         self.notify("on_train_batch_end", step)
 
     def _turn_epoch(self, epoch: int) -> None:
-        if epoch == self.epoch:
+        if epoch == self.at.epoch:
             return
-        if self.epoch >= 0:
+        if self.at.epoch >= 0:
             if self.evaluate_every is None:  # a stream's epoch ends when the next one begins
                 self._evaluate()
-            self.notify("on_train_epoch_end", self.epoch)
+            self.notify("on_train_epoch_end", self.at.epoch)
         if epoch >= 0:
             self.notify("on_train_epoch_start", epoch)
-        self.epoch = epoch
+        self.at.epoch = epoch
 
     def _evaluate(self) -> None:
-        if self.evaluate is not None and self.step != self.evaluated_at:
+        if self.evaluate is not None and self.at.step != self.at.evaluated_at:
             self._log()
-            self.evaluate(self.step)
-            self.evaluated_at = self.step
+            self.evaluate(self.at.step)
+            self.at.evaluated_at = self.at.step
 
     def _log(self) -> None:
         metrics = self.engine.meter.collect()

@@ -13,20 +13,32 @@ import torch
 from drivetrain._version import __version__
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
+from drivetrain.record.session import next_run_directory, remember_attempt, remember_directory
 from drivetrain.record.sinks import make_sink
 from drivetrain.train.assemble import Assembly
 
 
 def open_directory(assembly: Assembly) -> RunDirectory:
-    """Rank 0 makes it and writes down how the run starts; everyone uses it. A collective call."""
+    """Rank 0 makes it, or finds the one of an earlier attempt; everyone uses it. Collective."""
     world, config = assembly.world, assembly.config
+    settled, number = next_run_directory()
     path = ""
     if world.is_main:
-        directory = RunDirectory.create(config.output_dir, config.name)
-        directory.run_yaml.write_text(assembly.resolved.to_yaml())
-        directory.begin_attempt(_facts(assembly))
-        path = str(directory.path)
-    return RunDirectory(Path(world.agree(path)))
+        made = settled or RunDirectory.create(config.output_dir, config.name).path
+        path = str(RunDirectory.at(made).path)
+    directory = RunDirectory(Path(world.agree(path)))
+    if world.identity.local_rank == 0:
+        remember_directory(number, directory.path)
+    return directory
+
+
+def begin_attempt(assembly: Assembly, directory: RunDirectory, number: int) -> None:
+    """Rank 0 writes down what this life of the run starts with."""
+    if assembly.world.identity.local_rank == 0:
+        remember_attempt(number)
+    if assembly.world.is_main:
+        directory.write_run_yaml(assembly.resolved.to_yaml())
+        directory.begin_attempt(number, _facts(assembly))
 
 
 def open_recorder(assembly: Assembly, directory: RunDirectory) -> Recorder:

@@ -44,6 +44,7 @@ class Reporter:
         norms = [m.grad_norm for m in metrics if m.grad_norm is not None]
         total = self._assembly.total_steps
         elapsed_s = now_s - self._began_s
+        done = max(1, last.step - self._history.resumed_step)
         snapshot = Snapshot(
             step=last.step,
             total_steps=total,
@@ -52,7 +53,7 @@ class Reporter:
             grad_norm=norms[-1] if norms else None,
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
-            eta_s=None if total is None else elapsed_s / last.step * (total - last.step),
+            eta_s=None if total is None else elapsed_s / done * (total - last.step),
         )
         self._progress.show(snapshot)
         rates = {"throughput/samples_per_sec": samples_per_s}
@@ -71,6 +72,10 @@ class Reporter:
             f"step {result.step}  evaluated {result.num_samples:,} of {of:,}  {figures}"
         )
         self._last_s = time.perf_counter()  # the time spent here is not the steps'
+
+    def say(self, message: str) -> None:
+        """A line that stays, on rank 0."""
+        self._progress.say(message)
 
     def close(self) -> None:
         """Give the terminal back."""

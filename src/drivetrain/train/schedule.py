@@ -56,7 +56,8 @@ class LearningRate:
         self, optimizer: torch.optim.Optimizer, schedule: Schedule, scale: float = 1.0
     ) -> None:
         self._schedule = schedule
-        self._groups = [(group, group["lr"] * scale) for group in optimizer.param_groups]
+        self._optimizer = optimizer
+        self._peaks = [group["lr"] * scale for group in optimizer.param_groups]
         self._factor = math.nan
 
     def set(self, step: int) -> None:
@@ -64,10 +65,10 @@ class LearningRate:
         factor = self._schedule.factor(step)
         if factor != self._factor:
             self._factor = factor
-            for group, peak in self._groups:
+            for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
                 group["lr"] = peak * factor
 
     @property
     def current(self) -> float:
         """The first group's rate."""
-        return float(self._groups[0][0]["lr"])
+        return float(self._optimizer.param_groups[0]["lr"])

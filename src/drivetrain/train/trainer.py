@@ -9,19 +9,22 @@ from typing import Any
 
 from torch import nn
 
+from drivetrain.checkpoint.state import Stateful
 from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.record.recorder import Recorder
+from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
-from drivetrain.train.open_run import open_directory, open_recorder
+from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
 from drivetrain.train.reporter import Reporter
+from drivetrain.train.saver import Saver
 from drivetrain.train.task import Task
 from drivetrain.train.weights import write_weights
 
@@ -38,10 +41,13 @@ class Trainer:
         task: Task,
         config: RunConfig | ResolvedConfig | Mapping[str, Any],
         hooks: Sequence[Hook] = (),
+        stateful: Mapping[str, Stateful] | None = None,
     ) -> None:
         self.task = task
         self.resolved = resolve(config)
         self.hooks = tuple(hooks)
+        self.stateful = {**_stateful_hooks(self.hooks), **(stateful or {})}
+        """Objects with state_dict and load_state_dict, saved and restored with the run."""
         self.history = History()
         self.assembly: Assembly | None = None
         self.run_dir: Path | None = None
@@ -72,15 +78,19 @@ class Trainer:
             self.history = History()
             directory = open_directory(assembly)
             self.run_dir = self.history.run_dir = directory.path
+            saver = Saver(assembly, self.history, self.stateful)
+            attempt = saver.open(directory)
+            begin_attempt(assembly, directory, attempt)
             with open_recorder(assembly, directory) as recorder:
-                recorder.spans(0, ("start_up", began, time.perf_counter()))
-                self._train(assembly, recorder, val)
+                recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
+                recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
+                self._train(assembly, recorder, saver, val)
                 write_weights(assembly, directory.checkpoints / "weights.pt")
                 self.history.total_time = time.perf_counter() - began
                 recorder.instant("run_end", steps=len(self.history.steps))
         return self.history
 
-    def _train(self, assembly: Assembly, recorder: Recorder, val: Any) -> None:
+    def _train(self, assembly: Assembly, recorder: Recorder, saver: Saver, val: Any) -> None:
         config, notify = assembly.config, HookCaller(self, self.hooks)
         reporter = Reporter(assembly, recorder, self.history)
         loop = Loop(
@@ -91,20 +101,24 @@ class Trainer:
             notify=notify,
             logging_steps=config.record.logging_steps,
             evaluate_every=config.evaluation.every_steps,
-            evaluate=self._evaluator(assembly, reporter, recorder, notify, val),
+            evaluate=self._evaluator(assembly, reporter, recorder, notify, saver, val),
             report=reporter.steps,
+            saver=saver,
+            at=saver.at,
         )
         try:
             reporter.begin(self.run_dir)
+            saver.begin(recorder, reporter.say)
             notify("on_fit_start")
             assembly.engine.model.train()
             loop.run(assembly.total_steps, config.num_train_epochs)
             notify("on_fit_end")
         except BaseException as error:
             notify("on_exception", error)
-            recorder.instant("run_failed", error=repr(error), step=loop.step)
+            recorder.instant("run_failed", error=repr(error), step=saver.at.step)
             raise
         finally:
+            saver.close()
             reporter.close()
 
     def _evaluator(
@@ -113,6 +127,7 @@ class Trainer:
         reporter: Reporter,
         recorder: Recorder,
         notify: HookCaller,
+        saver: Saver,
         val: Any,
     ) -> Callable[[int], None] | None:
         if val is None:
@@ -121,10 +136,21 @@ class Trainer:
 
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
+            saver.page.note(Phase.EVALUATING)
             with recorder.measure("evaluation", step), engine.autocast:
                 result = evaluate(self.task, engine.spread, feed, assembly.world, step)
             self.history.evaluations.append(result)
+            saver.score(result)
             reporter.evaluation(result, feed.length)
             notify("on_validation_end", result)
 
         return evaluate_now
+
+
+def _stateful_hooks(hooks: Sequence[Hook]) -> dict[str, Any]:
+    """A hook that has a state is saved with the run."""
+    return {
+        f"hook.{index}.{type(hook).__name__}": hook
+        for index, hook in enumerate(hooks)
+        if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict")
+    }

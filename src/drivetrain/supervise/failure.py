@@ -48,6 +48,13 @@ class RankFailure:
         return bool(self.error) and bool(_COLLATERAL.search(last_line))
 
     @property
+    def how(self) -> str:
+        """In a few words."""
+        if self.killed_by:
+            return f"was killed by {self.killed_by}"
+        return f"failed with exit code {self.exit_code}"
+
+    @property
     def process_exit_code(self) -> int:
         """What a shell would report."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code

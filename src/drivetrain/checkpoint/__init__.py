@@ -1,0 +1,1 @@
+"""Checkpoints: sharded, asynchronous, committed by their manifest, verified, re-sharded."""

@@ -1,0 +1,389 @@
+"""Checkpointer: `save`, `wait`, `load`. A checkpoint exists once its manifest does.
+
+A save copies what it needs (that is all a step waits for) and goes on in a thread: torch plans who
+writes what, every rank writes its file, and when all are safe rank 0 writes the manifest. A save
+that fails leaves no checkpoint, costs no step, and is tried again at the next.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import platform
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from drivetrain._version import __version__
+from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.manifest import (
+    NAME,
+    Contents,
+    DamagedCheckpoint,
+    File,
+    Manifest,
+    folder_name,
+)
+from drivetrain.checkpoint.place import Place
+from drivetrain.checkpoint.retention import outdated
+from drivetrain.checkpoint.shards import ShardReader, ShardWriter
+from drivetrain.checkpoint.staging import CopyInMemory
+from drivetrain.checkpoint.state import TrainingState, own_name, unpack
+from drivetrain.checkpoint.tensor_index import described
+from drivetrain.config.schema import Checkpoint
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.parallel.world import World
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A save that is over."""
+
+    step: int
+    blocked_s: float
+    """What the step waited for."""
+    beside_s: float
+    """How long it went on beside the steps."""
+    problem: str = ""
+    """Why there is no checkpoint."""
+
+
+@dataclass
+class _Pending:
+    step: int
+    folder: str
+    future: Future[Any]
+    began_s: float
+    blocked_s: float
+
+
+class _HalfLoaded(DamagedCheckpoint):
+    """Damage that was found when some tensors had been overwritten already."""
+
+
+class Checkpointer:
+    """One run's checkpoints, as one attempt writes them."""
+
+    def __init__(self, place: Place, rule: Checkpoint, world: World, strategy: str) -> None:
+        self.place = place
+        self.attempt = 0
+        self.scores: dict[int, float] = {}
+        """By step: the metric that `keep_best` goes by."""
+        self._rule = rule
+        self._world = world
+        self._strategy = strategy
+        # saves talk beside the steps, so they need lines of their own
+        self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
+        self._stager = CopyInMemory(world.device)
+        self._pending: _Pending | None = None
+
+    def claim(self, step: int, at_least: int = 1) -> int:
+        """Become the attempt that owns the run, going on from `step`. A collective call."""
+        number = ""
+        if self._world.is_main:
+            number = str(lineage.claim_next(self.place, step, at_least).attempt)
+        self.attempt = int(self._world.agree(number))
+        return self.attempt
+
+    def save(
+        self,
+        state: TrainingState,
+        step: int,
+        position: Mapping[str, Any],
+        *,
+        contents: Contents = "everything",
+    ) -> Saved | None:
+        """Begin a save; the outcome of the one before, which has to be over first."""
+        before = self.wait()
+        began = time.perf_counter()
+        tensors = state.save_tensors(weights_only=contents == "weights")
+        writes_alone = self._rule.save == "full"
+        if writes_alone:
+            tensors = _gathered(tensors, keep=self._world.is_main)
+        manifest = Manifest(
+            step=step,
+            attempt=self.attempt,
+            layout=dict(_axes(self._world)),
+            strategy=self._strategy,
+            position=dict(position),
+            contents=contents,
+            values=_json(state.values()) if contents == "everything" else {},
+            versions=_versions(),
+            created_s=time.time(),
+        )
+        if writes_alone and not self._world.is_main:
+            return before
+        folder = folder_name(step, self.attempt)
+        _expect_one_process()
+        future = async_save(
+            tensors,
+            storage_writer=ShardWriter(
+                self.place, folder, self._world.rank, lambda files: self._commit(manifest, files)
+            ),
+            planner=DefaultSavePlanner(flatten_state_dict=False),
+            process_group=self._group,
+            async_stager=self._stager,
+            no_dist=writes_alone or self._group is None,
+        )
+        ended = time.perf_counter()
+        self._pending = _Pending(step, folder, _as_future(future), ended, ended - began)
+        if not self._rule.asynchronous:
+            return self.wait()
+        return before
+
+    def poll(self) -> Saved | None:
+        """The save under way, if it is over; never waits."""
+        return self.wait() if self._pending is not None and self._pending.future.done() else None
+
+    def wait(self) -> Saved | None:
+        """The save under way, once it is over; None when there is none."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        problem = ""
+        try:
+            pending.future.result()
+        except BaseException as error:
+            stale = _stale(error)
+            if stale is not None:
+                raise stale from None
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            problem = _reason(error)
+            if self._world.is_main:
+                self.place.remove(pending.folder)
+        now = time.perf_counter()
+        return Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
+
+    def good(self) -> list[Manifest]:
+        """Checkpoints that look whole, newest first. Their contents are checked on load."""
+        return [entry.manifest for entry in catalogue.entries(self.place) if entry.manifest]
+
+    def load_newest(self, state: TrainingState) -> Manifest | None:
+        """Load the newest good checkpoint; the damaged ones are named and passed over. Collective.
+
+        None when there is no checkpoint at all.
+        """
+        tried: set[str] = set()
+        half_loaded = ""
+        while True:
+            folder = self._world.agree(self._next_folder(tried) if self._world.is_main else "")
+            if not folder and half_loaded:
+                raise _no_good(half_loaded, self.place.address)
+            if not folder:
+                return None
+            try:
+                return self.load(state, folder)
+            except DamagedCheckpoint as error:
+                tried.add(folder)
+                if isinstance(error, _HalfLoaded):
+                    half_loaded = folder
+                if self._world.is_main:
+                    warnings.warn(f"checkpoint {folder} was passed over: {error}", stacklevel=2)
+
+    def load(self, state: TrainingState, folder: str) -> Manifest:
+        """Load one checkpoint at whatever layout this is. A collective call."""
+        manifest, reader = self._together(lambda: self._open(folder))
+        # before anything is overwritten, or made for it: targets bring optimizer state into being
+        own = self._together(lambda: self._own(manifest, reader))
+        stored = set(reader.read_metadata().state_dict_metadata)
+        targets = state.load_targets()
+        not_stored = sorted(targets.keys() - stored)
+        _check_same_model(folder, [n for n in not_stored if n.startswith("model.")])
+        targets = {name: tensor for name, tensor in targets.items() if name in stored}
+        _check_shapes(folder, targets, reader)
+        self._read(targets, reader)
+        state.forget([name for name in not_stored if name.startswith("optimizer.")])
+        state.restore(dict(manifest.values), own)
+        return manifest
+
+    def _open(self, folder: str) -> tuple[Manifest, ShardReader]:
+        manifest = catalogue.read_manifest(self.place, folder)
+        if manifest.contents != "everything":
+            raise DamagedCheckpoint("it holds weights only; nothing can go on from it exactly")
+        reader = ShardReader(self.place, manifest)
+        reader.read_metadata()
+        return manifest, reader
+
+    def _own(self, manifest: Manifest, reader: ShardReader) -> dict[str, Any] | None:
+        """What this rank alone had; None when ranks were arranged otherwise."""
+        if manifest.layout != dict(_axes(self._world)):
+            return None
+        return unpack(reader.tensor(MetadataIndex(own_name(self._world.rank), (0,))))
+
+    def _together(self, read: Callable[[], Result]) -> Result:
+        """Damage that one rank meets is damage for all of them."""
+        problem, result = "", None
+        try:
+            result = read()
+        except (DamagedCheckpoint, pickle.UnpicklingError, KeyError) as error:
+            problem = str(error).splitlines()[0]
+        if self._world.sum_floats([float(bool(problem))])[0]:
+            raise DamagedCheckpoint(problem or "damaged, as another rank found")
+        return cast(Result, result)
+
+    def _read(self, targets: dict[str, torch.Tensor], reader: ShardReader) -> None:
+        _expect_one_process()
+        try:
+            load(
+                dict(targets),
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        except (DamagedCheckpoint, CheckpointException) as error:
+            # one rank found damage; torch has told all of them
+            raise _HalfLoaded(_reason(error)) from None
+
+    def clean(self) -> None:
+        """Remove what earlier attempts left unfinished. Rank 0 only."""
+        for entry in catalogue.entries(self.place):
+            if entry.attempt < self.attempt and entry.problem.startswith("no manifest"):
+                self.place.remove(entry.folder)
+
+    def close(self) -> Saved | None:
+        """Finish the save under way."""
+        last = self.wait()
+        self._stager.close()
+        return last
+
+    def _next_folder(self, tried: set[str]) -> str:
+        for entry in catalogue.entries(self.place):
+            if entry.folder in tried:
+                continue
+            if entry.manifest is not None:
+                return entry.folder
+            warnings.warn(
+                f"checkpoint {entry.folder} was passed over: {entry.problem}", stacklevel=2
+            )
+            tried.add(entry.folder)
+        return ""
+
+    def _commit(self, manifest: Manifest, files: Sequence[File]) -> None:
+        """On rank 0, in the save's thread: from here on the checkpoint exists."""
+        lineage.check_not_stale(self.place, self.attempt)
+        whole = replace(manifest, files=tuple(files))
+        self.place.put(f"{manifest.folder}/{NAME}", whole.to_json())
+        self._drop_outdated()
+
+    def _drop_outdated(self) -> None:
+        good = self.good()
+        for step in outdated([m.step for m in good], self._rule, self.scores):
+            for manifest in good:
+                if manifest.step == step:
+                    self.place.remove(f"{manifest.folder}/{NAME}")  # first, so that no half stays
+                    self.place.remove(manifest.folder)
+
+
+def _expect_one_process() -> None:
+    """A run on one rank is nothing torch need wonder about, and an error where warnings are."""
+    # not catch_warnings: the save goes on in a thread, and what it restores is the whole process's
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+
+
+def _as_future(result: Any) -> Future[Any]:
+    future: Future[Any] = getattr(result, "upload_completion", result)
+    return future
+
+
+def _gathered(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
+    """Whole tensors, on the rank that keeps them."""
+    from torch.distributed.tensor import DTensor
+
+    whole = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            whole[name] = full
+    return whole
+
+
+def _axes(world: World) -> list[tuple[str, int]]:
+    layout = world.layout
+    return [
+        (axis, getattr(layout, axis)) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    ]
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "drivetrain": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def _json(values: Any) -> Any:
+    return json.loads(json.dumps(values))
+
+
+def _check_same_model(folder: str, missing: list[str]) -> None:
+    if missing:
+        names = ", ".join(name.removeprefix("model.") for name in missing[:3])
+        raise ConfigError(
+            [
+                Problem(
+                    "model",
+                    f"checkpoint {folder} has no {names}{' …' if len(missing) > 3 else ''}",
+                    "resume with the model that was saved, or start a new run",
+                    has_value=False,
+                )
+            ]
+        )
+
+
+def _check_shapes(folder: str, targets: Mapping[str, torch.Tensor], reader: ShardReader) -> None:
+    metadata = reader.read_metadata()
+    stored = {name: tuple(described(metadata, name).size) for name in targets}
+    wrong = [
+        Problem(
+            name.removeprefix("model."),
+            f"checkpoint {folder} has it as {stored[name]}",
+            "resume with the model that was saved, or start a new run",
+            tuple(tensor.shape),
+        )
+        for name, tensor in targets.items()
+        if stored[name] != tuple(tensor.shape)
+    ]
+    if wrong:
+        raise ConfigError(wrong[:5])
+
+
+def _no_good(folder: str, address: str) -> DrivetrainError:
+    """Weights that come half from a damaged checkpoint are no place to begin anew from."""
+    rule = f"{folder} turned out damaged while it was read, and no checkpoint before it is good"
+    remedy = "remove it to begin anew, or set checkpoint.resume_from"
+    return DrivetrainError(str(Problem("checkpoints", rule, remedy, address)))
+
+
+def _stale(error: BaseException) -> lineage.StaleAttempt | None:
+    return next((e for e in _causes(error) if isinstance(e, lineage.StaleAttempt)), None)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error, and those of other ranks that torch wraps in it."""
+    found = [error]
+    if isinstance(error, CheckpointException):
+        found += [failure[0] for failure in error.failures.values()]
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    """The first real cause in one line."""
+    cause = _causes(error)[-1]
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

@@ -1,0 +1,104 @@
+"""Locate: from what a person types to the place where checkpoints lie.
+
+A run's directory, a folder of checkpoints, one checkpoint, or any of these at an fsspec address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import yaml
+
+from drivetrain.checkpoint import catalogue
+from drivetrain.checkpoint.catalogue import Entry
+from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
+from drivetrain.checkpoint.place import Place, place_at
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+
+
+@dataclass(frozen=True)
+class Located:
+    """A place with checkpoints, and one of them when one was named."""
+
+    place: Place
+    folder: str | None = None
+
+    def entries(self) -> list[Entry]:
+        """What there is, newest first; the one that was named, if one was."""
+        found = catalogue.entries(self.place)
+        return [e for e in found if self.folder in (None, e.folder)]
+
+    def choose(self, step: int | None = None) -> Manifest:
+        """The checkpoint of a step, or the newest good one."""
+        found = [e for e in self.entries() if step in (None, e.step)]
+        good = next((entry.manifest for entry in found if entry.manifest is not None), None)
+        if good is not None:
+            return good
+        if found:
+            raise damaged(found[0].folder, found[0].problem)
+        steps = sorted({entry.step for entry in self.entries()})
+        raise ConfigError(
+            [
+                Problem(
+                    "--step",
+                    f"{self.place.address} has no checkpoint of this step",
+                    f"choose one of {', '.join(map(str, steps))}",
+                    step,
+                )
+            ]
+        )
+
+
+def locate(address: str) -> Located:
+    """Where the checkpoints are that somebody means; ConfigError when there are none."""
+    try:
+        found = _search(address)
+    except DrivetrainError:
+        raise
+    except Exception as error:  # a store's errors have types that only its own library knows
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        rule = f"cannot be listed ({reason[0]})"
+        remedy = "check the address, and the credentials and endpoint in the environment"
+        raise ConfigError([Problem("checkpoints", rule, remedy, address)]) from error
+    if found is None:
+        remedy = (
+            "give a run's directory, a folder of checkpoints, one checkpoint, or an address like "
+            "s3://bucket/run"
+        )
+        raise ConfigError([Problem("checkpoints", "there are none", remedy, address)])
+    return found
+
+
+def _search(address: str) -> Located | None:
+    parent, _, name = address.rstrip("/").rpartition("/")
+    if parse_folder(name) and name in place_at(parent or ".").names():
+        return Located(place_at(parent or "."), name)
+    for place in _candidates(address):
+        if any(parse_folder(name) for name in place.names()):
+            return Located(place)
+    return None
+
+
+def damaged(folder: str, problem: DamagedCheckpoint | str) -> DrivetrainError:
+    """What to tell somebody who wants to use a checkpoint that cannot be used."""
+    remedy = "`drivetrain checkpoint verify` finds the good ones, --step chooses one"
+    return DrivetrainError(str(Problem(folder, str(problem), remedy, has_value=False)))
+
+
+def _candidates(address: str) -> Iterator[Place]:
+    here = place_at(address)
+    yield here
+    yield place_at(f"{address.rstrip('/')}/checkpoints")
+    elsewhere = _directory_of_run(here)
+    if elsewhere is not None:
+        yield place_at(elsewhere)
+
+
+def _directory_of_run(run: Place) -> str | None:
+    """Where a run was told to put its checkpoints (`checkpoint.directory`)."""
+    if run.size("run.yaml") is None:
+        return None
+    config = yaml.safe_load(run.read("run.yaml"))["config"]
+    directory: str | None = config["checkpoint"]["directory"]
+    return directory

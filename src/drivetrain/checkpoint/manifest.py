@@ -1,0 +1,109 @@
+"""The manifest: a checkpoint exists once this file does, and it says everything about it.
+
+It is written last, at once, and lists every other file with its size and checksum. Whatever is not
+in a manifest is not part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+FORMAT = 1
+NAME = "manifest.json"
+_FOLDER = re.compile(r"step-(\d+)-a(\d+)")
+
+Contents = Literal["everything", "weights"]
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that must not be loaded; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a checkpoint."""
+
+    name: str
+    size: int
+    crc32: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is."""
+
+    step: int
+    """After this many optimizer steps."""
+    attempt: int
+    """Which life of the run wrote it."""
+    layout: Mapping[str, int]
+    """Ranks along each axis."""
+    strategy: str
+    position: Mapping[str, Any]
+    """Where the data stands: epoch, and samples used so far."""
+    contents: Contents = "everything"
+    files: tuple[File, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """All that makes the next step and is not a tensor."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created_s: float = 0.0
+
+    @property
+    def folder(self) -> str:
+        """Where it lies: no two attempts ever write to the same place."""
+        return folder_name(self.step, self.attempt)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files together."""
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> bytes:
+        """With a checksum of its own as the last key."""
+        body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
+        return json.dumps({**body, "self_crc32": _fingerprint(body)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """Read and check it; DamagedCheckpoint when it is not what was written."""
+        try:
+            body = json.loads(data)
+            own = body.pop("self_crc32")
+            version = body["format"]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DamagedCheckpoint(f"{NAME} cannot be read ({error})") from error
+        if version != FORMAT:
+            raise DamagedCheckpoint(f"{NAME} has format {version}; this release reads {FORMAT}")
+        if own != _fingerprint(body):
+            raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
+        del body["format"]
+        try:
+            body["files"] = tuple(File(**file) for file in body["files"])
+            return cls(**body)
+        except (KeyError, TypeError) as error:
+            raise DamagedCheckpoint(f"{NAME} lacks what it must have ({error})") from error
+
+
+def folder_name(step: int, attempt: int) -> str:
+    """A checkpoint's folder; names sort by step."""
+    return f"step-{step:09d}-a{attempt}"
+
+
+def parse_folder(name: str) -> tuple[int, int] | None:
+    """(step, attempt) of a checkpoint's folder; None for anything else."""
+    match = _FOLDER.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _fingerprint(body: Mapping[str, Any]) -> str:
+    return checksum(json.dumps(body, sort_keys=True).encode())
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """CRC-32 in hex: finds damage, at several gigabytes a second."""
+    return f"{zlib.crc32(data):08x}"

@@ -1,0 +1,229 @@
+"""Place: a folder, on this machine's file system or at any fsspec address.
+
+    place = place_at("runs/gpt/checkpoints")        # or "s3://bucket/gpt"
+    place.put("a/manifest.json", data)              # whole, or not at all
+    place.create("attempt-00002.json", data)        # False when somebody was first
+
+On a file system what was written is on disk, not only in its cache, when a call returns; an object
+store promises that by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
+
+
+class Place(Protocol):
+    """What a checkpoint needs of a folder. Names are relative, with slashes."""
+
+    address: str
+
+    def names(self, folder: str = "") -> list[str]:
+        """What lies directly in a folder; empty when there is none."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None when there is no such file."""
+        ...
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of a file, or all of it."""
+        ...
+
+    def writing(self, name: str) -> Any:
+        """A context with a binary stream; the file is safe once the context is left."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file at once: a reader sees all of it or none."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless it exists already."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a file or a folder; nothing happens when it is not there."""
+        ...
+
+
+def place_at(address: str | Path) -> Place:
+    """The place at an address: a path, or whatever fsspec understands."""
+    text = str(address)
+    if "://" not in text or text.startswith("file://"):
+        return LocalPlace(Path(text.removeprefix("file://")))
+    return RemotePlace(text)
+
+
+class LocalPlace:
+    """A folder of this machine, or of a file system all nodes share."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.address = str(self.path)
+
+    def names(self, folder: str = "") -> list[str]:
+        """What lies directly in a folder."""
+        try:
+            return sorted(os.listdir(self.path / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def size(self, name: str) -> int | None:
+        """In bytes."""
+        path = self.path / name
+        return path.stat().st_size if path.is_file() else None
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of a file, or all of it."""
+        with open(self.path / name, "rb") as file:
+            file.seek(start)
+            return file.read(-1 if length is None else length)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """A stream whose bytes are on disk when the context is left."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def put(self, name: str, data: bytes) -> None:
+        """Beside the file, then renamed over it."""
+        path = self.path / name
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        try:
+            with self.writing(str(partial.relative_to(self.path))) as file:
+                file.write(data)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Linked from a finished file, so that nobody reads half of it."""
+        path = self.path / name
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        try:
+            with self.writing(str(partial.relative_to(self.path))) as file:
+                file.write(data)
+            os.link(partial, path)
+        except FileExistsError:
+            return False
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+        return True
+
+    def remove(self, name: str) -> None:
+        """Delete a file or a folder."""
+        path = self.path / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class RemotePlace:
+    """An object store, or anything else fsspec reaches. A put is atomic there by itself."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+        self._fs, root = _open_store(self.address)
+        self._root = root.rstrip("/")
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def names(self, folder: str = "") -> list[str]:
+        """What lies directly in a folder."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._at(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        own = self._at(folder).rstrip("/")
+        names = (str(path).rstrip("/") for path in found)
+        return sorted(path.rpartition("/")[2] for path in names if path != own)
+
+    def size(self, name: str) -> int | None:
+        """In bytes."""
+        self._fs.invalidate_cache()
+        try:
+            size = self._fs.info(self._at(name))["size"]
+        except FileNotFoundError:
+            return None
+        return int(size)
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of a file, or all of it; one request."""
+        if length == 0:
+            return b""  # a range of no bytes cannot be asked for
+        end = None if length is None else start + length
+        return bytes(self._fs.cat_file(self._at(name), start=start, end=end))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """A stream that becomes an object when the context is left without an error."""
+        stream = self._fs.open(self._at(name), "wb")
+        try:
+            yield cast(BinaryIO, stream)
+        except BaseException:
+            stream.discard()
+            raise
+        stream.close()
+
+    def put(self, name: str, data: bytes) -> None:
+        """One request."""
+        self._fs.pipe_file(self._at(name), data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """By the store's own condition where it has one (If-None-Match)."""
+        if self.size(name) is not None:
+            return False
+        try:
+            self._fs.pipe_file(self._at(name), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Delete a file or everything under a prefix."""
+        try:
+            self._fs.rm(self._at(name), recursive=True)
+        except FileNotFoundError:
+            return
+
+
+def _open_store(address: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        store: tuple[Any, str] = fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        is_s3 = address.startswith(("s3://", "s3a://"))
+        remedy = "pip install 'drivetrain[s3]'" if is_s3 else "install what is named"
+        raise EnvironmentProblem([Problem("address", str(error), remedy, address)]) from error
+    except ValueError as error:
+        remedy = "give a path, or an address fsspec knows (s3://…, gs://…)"
+        raise ConfigError([Problem("address", str(error), remedy, address)]) from error
+    return store
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename is safe once the folder that holds the name is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

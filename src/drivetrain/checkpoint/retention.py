@@ -1,0 +1,26 @@
+"""Which checkpoints to keep. Pure: from steps and scores to what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from drivetrain.config.schema import Checkpoint
+
+
+def outdated(
+    steps: Sequence[int], rule: Checkpoint, scores: Mapping[int, float] | None = None
+) -> list[int]:
+    """The steps whose checkpoints may be deleted; `scores` are of the metric to keep the best of.
+
+    The newest always stays.
+    """
+    newest_first = sorted(set(steps), reverse=True)
+    kept = set(newest_first[: max(rule.keep_last, 1)])
+    if rule.keep_every is not None:
+        kept |= {step for step in newest_first if step % rule.keep_every == 0}
+    if rule.keep_best is not None:
+        scored = [step for step in newest_first if step in (scores or {})]
+        if scored and scores is not None:
+            sign = 1 if rule.keep_best_mode == "min" else -1
+            kept.add(min(scored, key=lambda step: sign * scores[step]))
+    return [step for step in newest_first if step not in kept]

@@ -1,0 +1,294 @@
+"""Everything that makes the next step, taken apart into tensors and plain values, and put back.
+
+Tensors are named as in the user's own model, whatever the strategy: `model.<name>` and
+`optimizer.<parameter>.<key>`. What differs between ranks (random streams, a stream's position,
+objects of the user's) is packed into one small tensor per rank.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+
+from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.core.errors import ConfigError, Problem
+
+Values = dict[str, Any]
+
+
+class Stateful(Protocol):
+    """Anything with these two methods: an EMA, a StatefulDataLoader, a hook."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it must be given to go on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Go on from there."""
+        ...
+
+
+@dataclass
+class TrainingState:
+    """What a run is made of, as the checkpointer sees it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    rank: int = 0
+    common: Mapping[str, Stateful] = field(default_factory=dict)
+    """The same on every rank, and plain: a scaler, the position in the run."""
+    own: Mapping[str, Stateful] = field(default_factory=dict)
+    """Different on every rank."""
+
+    def model_tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and buffers, by the user's names; this rank's part of them."""
+        return {f"model.{name}": value for name, value in self._model_state().items()}
+
+    def save_tensors(self, *, weights_only: bool = False) -> dict[str, torch.Tensor]:
+        """What this rank contributes to a checkpoint."""
+        tensors = self.model_tensors()
+        if self.rank != 0:
+            # running statistics differ between ranks; rank 0's are the ones that count
+            buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
+            shared = {n for n, t in tensors.items() if n in buffers and not isinstance(t, DTensor)}
+            tensors = {name: value for name, value in tensors.items() if name not in shared}
+        if weights_only:
+            return tensors
+        state, _ = self._optimizer_state()
+        return {**tensors, **state, own_name(self.rank): pack(self._own())}
+
+    def load_targets(self) -> dict[str, torch.Tensor]:
+        """The tensors in use, to be overwritten in place."""
+        state, _ = self._optimizer_state()
+        return {**self.model_tensors(), **state}
+
+    def values(self) -> Values:
+        """All that is not a tensor and the same on every rank."""
+        _, values = self._optimizer_state()
+        groups = [] if self.optimizer is None else _groups(self.optimizer)
+        return {
+            "optimizer": {"values": values, "groups": groups},
+            "common": {name: thing.state_dict() for name, thing in self.common.items()},
+        }
+
+    def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
+        """Put back what is not a tensor. `own` is None at a number of ranks it was not made for."""
+        if self.optimizer is not None:
+            _restore_groups(self.optimizer, values["optimizer"]["groups"])
+            by_name = dict(self.model.named_parameters())
+            for name, value in values["optimizer"]["values"].items():
+                parameter, _, key = name.removeprefix("optimizer.").rpartition(".")
+                self.optimizer.state[by_name[parameter]][key] = value
+        for name, thing in self.common.items():
+            if name in values["common"]:
+                thing.load_state_dict(values["common"][name])
+        if own is not None:
+            _restore_random(own["random"])
+            for name, thing in self.own.items():
+                if name in own:
+                    thing.load_state_dict(own[name])
+
+    def forget(self, names: list[str]) -> None:
+        """Drop optimizer state that the checkpoint does not have: it had not come into being."""
+        if self.optimizer is None:
+            return
+        by_name = dict(self.model.named_parameters())
+        for name in names:
+            parameter, _, key = name.removeprefix("optimizer.").rpartition(".")
+            state = self.optimizer.state.get(by_name[parameter], {})
+            state.pop(key, None)
+            if not state:
+                self.optimizer.state.pop(by_name[parameter], None)
+
+    def _own(self) -> dict[str, Any]:
+        return {
+            "random": _random_state(),
+            **{name: thing.state_dict() for name, thing in self.own.items()},
+        }
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        state = get_model_state_dict(self.model)
+        return {n: v for n, v in state.items() if isinstance(v, torch.Tensor)}
+
+    def _optimizer_state(self) -> tuple[dict[str, torch.Tensor], Values]:
+        if self.optimizer is None:
+            return {}, {}
+        state: Any = get_optimizer_state_dict(self.model, self.optimizer)["state"]
+        tensors: dict[str, torch.Tensor] = {}
+        values: Values = {}
+        for parameter, entries in state.items():
+            for key, value in entries.items():
+                name = f"optimizer.{parameter}.{key}"
+                if isinstance(value, torch.Tensor):
+                    tensors[name] = value
+                elif value is not None:
+                    values[name] = _plain(value, name)
+        return tensors, values
+
+
+def own_name(rank: int) -> str:
+    """The name of a rank's own tensor."""
+    return f"rank.{rank:05d}"
+
+
+def is_own(name: str) -> bool:
+    """Whether a tensor is what one rank alone had."""
+    return re.fullmatch(r"rank\.\d+", name) is not None
+
+
+def pack(state: Mapping[str, Any]) -> torch.Tensor:
+    """Tensors and plain values as bytes."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    buffer.seek(0)
+    try:
+        # what cannot be read back without running code must not be found out at a resume
+        torch.load(buffer, weights_only=True, map_location="meta")
+    except pickle.UnpicklingError:
+        raise _not_plain(state) from None
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def unpack(packed: torch.Tensor) -> dict[str, Any]:
+    """The same back; `weights_only` runs no code that might hide in it."""
+    buffer = io.BytesIO(packed.numpy().tobytes())
+    try:
+        state: dict[str, Any] = torch.load(buffer, weights_only=True)
+    except Exception as error:  # whatever torch and zip make of bytes that are something else
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedCheckpoint(f"a rank's own state cannot be read ({reason})") from error
+    return state
+
+
+def _not_plain(state: Mapping[str, Any]) -> ConfigError:
+    """Names the objects whose state needs a pickle."""
+    guilty = []
+    for name, value in state.items():
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        buffer.seek(0)
+        try:
+            torch.load(buffer, weights_only=True, map_location="meta")
+        except pickle.UnpicklingError:
+            guilty.append(name)
+    return ConfigError(
+        [
+            Problem(
+                f"state_dict of {name}",
+                "cannot be saved without pickle",
+                "let it return numbers, text, lists, dicts and tensors",
+                has_value=False,
+            )
+            for name in guilty
+        ]
+    )
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[Values]:
+    return [
+        {k: _plain(v, f"param_groups.{k}") for k, v in group.items() if k != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _restore_groups(optimizer: torch.optim.Optimizer, saved: list[Values]) -> None:
+    if len(saved) != len(optimizer.param_groups):
+        raise ConfigError(
+            [
+                Problem(
+                    "optimizer",
+                    f"has {len(optimizer.param_groups)} parameter groups, the checkpoint has "
+                    f"{len(saved)}",
+                    "make the same optimizer that was saved",
+                    type(optimizer).__name__,
+                )
+            ]
+        )
+    for group, values in zip(optimizer.param_groups, saved, strict=True):
+        for key, value in values.items():
+            now = group.get(key)
+            if isinstance(now, torch.Tensor):
+                now.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(now, tuple) else value
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, name) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item, name) for key, item in value.items()}
+    raise ConfigError(
+        [
+            Problem(
+                name,
+                "cannot be saved without pickle",
+                "keep numbers, text, lists, dicts and tensors in an optimizer's state",
+                type(value).__name__,
+            )
+        ]
+    )
+
+
+def _random_state() -> dict[str, Any]:
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(numbers), gauss],
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    numpy = _numpy()
+    if numpy is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [name, torch.from_numpy(keys.copy()), position, has_gauss, cached]
+    return state
+
+
+def _restore_random(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in state and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"])
+    numpy = _numpy()
+    if numpy is not None and "numpy" in state:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        numpy.random.set_state((name, keys.numpy(), position, has_gauss, cached))
+
+
+def _numpy() -> Any:
+    """NumPy, if the process uses it."""
+    import sys
+
+    return sys.modules.get("numpy")
+
+
+@dataclass
+class Value:
+    """A Stateful made of two functions."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The value."""
+        return {"value": self.get()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The value back."""
+        self.set(state["value"])

@@ -1,0 +1,147 @@
+"""Session: what the processes of one node share with the supervisor that started them.
+
+A folder of the node, named by an environment variable; without it a process runs on its own and
+nothing here does anything. A rank writes one small page: the step it has finished and what it is
+doing. The supervisor reads it; nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+SESSION = "DRIVETRAIN_SESSION"
+RUN_DIR = "DRIVETRAIN_RUN_DIR"
+_PAGE = struct.Struct("<qqqq")
+"""step, phase, process id, time in ns"""
+
+
+class Phase(IntEnum):
+    """What a rank is doing; only steps are expected to be quick."""
+
+    STARTING = 0
+    STEPPING = 1
+    SAVING = 2
+    EVALUATING = 3
+    ENDED = 4
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one rank last wrote."""
+
+    step: int
+    phase: Phase
+    pid: int
+    at_s: float
+    """On the node's monotonic clock."""
+
+
+class ProgressPage:
+    """A rank's page in memory that survives it; writing it takes well under a microsecond."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._pid = os.getpid()
+        self._step, self._phase = 0, Phase.STARTING
+        self._map: mmap.mmap | None = None
+        if path is not None:
+            with open(path, "a+b") as file:
+                file.truncate(_PAGE.size)
+                self._map = mmap.mmap(file.fileno(), _PAGE.size)
+            self.note(Phase.STARTING)
+
+    @classmethod
+    def of_this_rank(cls, local_rank: int) -> Self:
+        """The page the supervisor watches, or one that nobody does."""
+        session = os.environ.get(SESSION)
+        return cls(None if session is None else page_path(Path(session), local_rank))
+
+    def note(self, phase: Phase, step: int | None = None) -> None:
+        """Say what this rank does now, and after which step."""
+        if step is not None:
+            self._step = step
+        self._phase = phase
+        if self._map is not None:
+            # one assignment: pack_into() would clear the page first, and a reader would see that
+            self._map[:] = _PAGE.pack(self._step, phase, self._pid, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+def page_path(session: Path, local_rank: int) -> Path:
+    """Where a rank's page lies."""
+    return session / f"progress-{local_rank}"
+
+
+def read_progress(session: Path, local_rank: int) -> Progress | None:
+    """What a rank last wrote; None before it wrote anything."""
+    path = page_path(session, local_rank)
+    try:
+        data = path.read_bytes()
+        while data != (again := path.read_bytes()):  # it was being written
+            data = again
+    except OSError:
+        return None
+    if len(data) < _PAGE.size or not any(data):
+        return None
+    step, phase, pid, at_ns = _PAGE.unpack(data)
+    return Progress(step, Phase(phase), pid, at_ns * 1e-9)
+
+
+_opened = 0
+
+
+def next_run_directory() -> tuple[Path | None, int]:
+    """Where the run that is about to open lives, if that is settled; and its number in the script.
+
+    A script may train more than once: its first run is in the directory that was asked for, the
+    next ones beside it.
+    """
+    global _opened
+    number, _opened = _opened, _opened + 1
+    return settled_directory(number), number
+
+
+def earlier_directory() -> Path | None:
+    """The same without opening it: where the next run would go on."""
+    return settled_directory(_opened)
+
+
+def settled_directory(number: int) -> Path | None:
+    """The directory of the script's n-th run, by --run-dir or from an earlier attempt."""
+    given = os.environ.get(RUN_DIR)
+    if given:
+        return Path(given if number == 0 else f"{given}-{number + 1}")
+    session = os.environ.get(SESSION)
+    if session is None:
+        return None
+    try:
+        return Path((Path(session) / f"run-{number}").read_text())
+    except OSError:
+        return None
+
+
+def remember_attempt(number: int) -> None:
+    """For the supervisor, which writes down how the attempt ends."""
+    session = os.environ.get(SESSION)
+    if session is not None:
+        (Path(session) / "attempt").write_text(str(number))
+
+
+def remember_directory(number: int, path: Path) -> None:
+    """For the next attempt, and for the supervisor."""
+    session = os.environ.get(SESSION)
+    if session is not None:
+        partial = Path(session) / f".run-{number}.{os.getpid()}"
+        partial.write_text(str(path))
+        partial.replace(Path(session) / f"run-{number}")

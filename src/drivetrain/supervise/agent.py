@@ -1,0 +1,415 @@
+"""Supervisor: torchelastic's agent for one node, driven by the attempt state machine.
+
+torchelastic forms the group of nodes and numbers the ranks. What happens then is decided by
+`machine` and `policy`; here is only the doing: processes, signals, clocks and files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+)
+
+from drivetrain.record.run_directory import RunDirectory
+from drivetrain.record.session import Phase, Progress, read_progress
+from drivetrain.supervise.failure import RankFailure, root_cause
+from drivetrain.supervise.logs import Logs
+from drivetrain.supervise.machine import Action, Machine, State
+from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, Budgets, End, Kind
+from drivetrain.supervise.processes import Node
+from drivetrain.supervise.rendezvous import FolderRendezvous
+from drivetrain.supervise.report import paragraph, stopped
+from drivetrain.supervise.stall import Patience, Stall, StallWatch
+
+_TICK_S = 0.1
+_MEMBERSHIP_S = 0.5
+_ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this node supervises."""
+
+    command: tuple[str, ...]
+    """The script and its arguments."""
+    is_python: bool = True
+    budgets: Budgets = field(default_factory=Budgets)
+    patience: Patience = field(default_factory=Patience)
+    grace_s: float = 30.0
+    spares: int | None = None
+    """Warm processes kept ready; None: one per worker."""
+    warm_start: bool = False
+    """Import once and fork the first ranks too."""
+
+
+class Supervisor(SimpleElasticAgent):
+    """One per node."""
+
+    def __init__(self, spec: WorkerSpec, settings: Settings, logs: Logs) -> None:
+        super().__init__(spec)
+        self._settings = settings
+        self._session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+        self._node = Node(settings.command, self._session, is_python=settings.is_python)
+        self._machine = Machine(settings.budgets, time.monotonic, settings.grace_s)
+        self._logs = logs
+        self._watch = StallWatch(settings.patience)
+        self._num_started = 0
+        self._asked: str = ""
+        self._host = socket.gethostname()
+        self._restarting_since_s: float | None = None
+        self._next_membership_s = 0.0
+
+    # ── torchelastic's interface ─────────────────────────────────────────────────────────────
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._num_started += 1
+        self._watch = StallWatch(self._settings.patience, self._watch.leniency)
+        environments = [self._environment(worker_group, w.local_rank) for w in worker_group.workers]
+        self._node.start(environments)
+        self._logs.follow([worker.global_rank for worker in worker_group.workers])
+        return {worker.local_rank: worker.pid for worker in self._node.workers}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
+        self._node.kill()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
+        self._node.close()
+        self._logs.close()
+        handler = self._worker_group.spec.rdzv_handler
+        with contextlib.suppress(Exception):  # the store may be gone with its node
+            if self._leaves_alone and isinstance(handler, FolderRendezvous):
+                handler.leave()
+            else:
+                handler.shutdown()
+        shutil.rmtree(self._session, ignore_errors=True)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002
+        with self._listening():
+            self._run()
+        if self._machine.exit_code:
+            return RunResult(state=WorkerState.FAILED)
+        ranks = [worker.global_rank for worker in self._worker_group.workers]
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+
+    @property
+    def exit_code(self) -> int:
+        """For the shell, once run() has returned."""
+        return self._machine.exit_code
+
+    # ── the run ──────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        if self._settings.warm_start:
+            self._node.keep_warm(self._worker_group.spec.local_world_size, wait=True)
+        else:
+            self._node.prepare(self._worker_group.spec.local_world_size)
+        self._do([Action.MEET])
+        while self._machine.state is not State.OVER:
+            self._wait(_TICK_S)
+            if self._asked:
+                asked, self._asked = self._asked, ""
+                self._say(f"{asked} received: the ranks are asked to save and stop")
+                self._do(self._machine.asked(asked))
+            self._do(self._machine.tick())
+            match self._machine.state:
+                case State.RUNNING | State.DRAINING:
+                    self._look()
+                case State.FINISHING:
+                    self._finish_together()
+                case _:
+                    pass
+
+    def _look(self) -> None:
+        """Has anything happened to the ranks, or to the group of nodes?"""
+        codes = self._node.exit_codes()
+        if codes:
+            self._on_exits(codes)
+            return
+        pages = self._pages()
+        stall = self._watch.observe(pages, time.monotonic())
+        if stall is not None:
+            self._on_stall(stall)
+            return
+        if any(page is not None and page.phase is Phase.STEPPING for page in pages):
+            self._node.keep_warm(self._num_spares)
+        if self._machine.state is State.RUNNING and self._nodes_are_waiting():
+            self._end(End(Kind.RESIZED, self._step()))
+
+    def _on_exits(self, codes: Mapping[int, int]) -> None:
+        if all(code == 0 for code in codes.values()):
+            if len(codes) == len(self._node.workers):
+                self._end(End(Kind.FINISHED, self._step(), 0))
+            return
+        # a failing rank takes others down with it; give them a moment to say why
+        deadline_s = time.monotonic() + 0.1
+        while time.monotonic() < deadline_s and len(codes) < len(self._node.workers):
+            time.sleep(0.01)
+            codes = self._node.exit_codes()
+        failures = [self._failure(rank, code) for rank, code in codes.items() if code != 0]
+        stops_well = all(code in (0, PREEMPTED_CODE) for code in codes.values())
+        is_partial = len(codes) < len(self._node.workers)
+        if self._machine.state is State.DRAINING and is_partial and stops_well:
+            return  # the others are still saving
+        self._end(self._classify(failures), failures)
+
+    def _classify(self, failures: list[RankFailure]) -> End:
+        pages = self._pages()
+        trains = any(page is not None for page in pages)
+        cause = root_cause(failures)
+        step = self._step()
+        code = cause.process_exit_code
+        if all(failure.exit_code == PREEMPTED_CODE for failure in failures):
+            kind = Kind.PREEMPTED
+        elif any(failure.exit_code == STALE_CODE for failure in failures):
+            kind, code = Kind.STALE, STALE_CODE
+        elif cause.is_collateral and self._worker_group.group_world_size not in (None, 1):
+            kind = Kind.PEER
+        elif not any(page is not None and page.phase is not Phase.STARTING for page in pages):
+            kind = Kind.START_UP
+        else:
+            kind = Kind.FAILED
+        return End(kind, step, code, trains)
+
+    def _on_stall(self, stall: Stall) -> None:
+        self._watch.leniency *= 2
+        rank = self._worker_group.workers[stall.local_rank].global_rank
+        self._end(End(Kind.STALLED, self._step()), detail=f"rank {rank}: {stall}")
+
+    def _end(self, end: End, failures: Sequence[RankFailure] = (), detail: str = "") -> None:
+        """An attempt is over for this node: decide, say, write down, do."""
+        self._restarting_since_s = time.monotonic()
+        actions = self._machine.ended(end)
+        stacks = self._node.dump_stacks() if Action.DUMP_STACKS in actions else {}
+        self._write_end(end, failures, detail, stacks)
+        sys.stdout.flush()
+        if self._machine.asked_by:
+            self._say(stopped(end, self._machine.asked_by))
+        elif end.kind is not Kind.FINISHED:
+            restarts = Action.MEET in actions
+            why = self._machine.why
+            self._say(paragraph(end, failures, self._host, detail, restarts=restarts, why=why))
+        self._do([action for action in actions if action is not Action.DUMP_STACKS])
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Action.KILL:
+                    self._node.kill()
+                case Action.ASK:
+                    self._node.ask_to_stop()
+                case Action.MEET:
+                    self._meet()
+                case Action.START:
+                    self._worker_group.state = WorkerState.HEALTHY
+                    self._start_workers(self._worker_group)
+                case Action.LEAVE:
+                    self._close_group()
+                case Action.DUMP_STACKS:
+                    pass
+
+    def _meet(self) -> None:
+        """Form a group with the other nodes; those that gave up have closed it."""
+        try:
+            self._rendezvous(self._worker_group)
+        except (RendezvousClosedError, RendezvousGracefulExitError):
+            self._machine.state = State.OVER
+            self._machine.exit_code = self._machine.exit_code or 1
+            self._say("the other nodes have ended the run; stopping")
+            return
+        self._next_membership_s = time.monotonic() + _MEMBERSHIP_S
+        self._do(self._machine.met())
+
+    def _finish_together(self) -> None:
+        """Wait until every node's ranks have finished, or go back to help those that failed."""
+        self._node.kill()
+        nodes = self._worker_group.group_world_size or 1
+        if nodes == 1 or self._others_have_finished(nodes):
+            self._do(self._machine.others_ended())
+        elif self._nodes_are_waiting():
+            self._do(self._machine.rejoin())
+
+    def _others_have_finished(self, nodes: int) -> bool:
+        store: Any = self._store
+        key = f"finished-{self._num_started}"
+        try:
+            if store.add(f"{key}-{self._worker_group.group_rank}", 0) == 0:
+                store.add(f"{key}-{self._worker_group.group_rank}", 1)
+                store.add("finished", 1)
+            return int(store.add("finished", 0)) >= nodes
+        except Exception:  # the first node has gone, after all had finished or with its failure
+            return not self._nodes_are_waiting()
+
+    def _close_group(self) -> None:
+        """A node that stops for good ends the run for all; one that was preempted only leaves."""
+        if not self._leaves_alone:
+            with contextlib.suppress(Exception):
+                self._worker_group.spec.rdzv_handler.set_closed()
+
+    @property
+    def _leaves_alone(self) -> bool:
+        return self._machine.exit_code in (PREEMPTED_CODE, STALE_CODE)
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────
+
+    def _pages(self) -> list[Progress | None]:
+        return [read_progress(self._session, w.local_rank) for w in self._node.workers]
+
+    def _step(self) -> int:
+        return max((page.step for page in self._pages() if page is not None), default=0)
+
+    def _nodes_are_waiting(self) -> bool:
+        now_s = time.monotonic()
+        spec = self._worker_group.spec
+        if now_s < self._next_membership_s:
+            return False
+        self._next_membership_s = now_s + _MEMBERSHIP_S
+        return bool(spec.rdzv_handler.num_nodes_waiting() > 0)
+
+    @property
+    def _num_spares(self) -> int:
+        spares = self._settings.spares
+        return self._worker_group.spec.local_world_size if spares is None else spares
+
+    def _failure(self, local_rank: int, exit_code: int) -> RankFailure:
+        """What is known of a rank that has ended; without an error file it said nothing."""
+        message: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            message = json.loads(self._error_file(local_rank).read_text())["message"]["extraInfo"]
+        return RankFailure(
+            rank=self._worker_group.workers[local_rank].global_rank,
+            pid=self._node.workers[local_rank].pid,
+            exit_code=exit_code,
+            error=str(message.get("py_callstack", "")),
+            at_s=float(message.get("at_s", time.time())),
+        )
+
+    def _error_file(self, local_rank: int) -> Path:
+        return self._session / "errors" / f"{self._num_started}-{local_rank}.json"
+
+    # ── saying and writing down ──────────────────────────────────────────────────────────────
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def _write_end(
+        self, end: End, failures: Sequence[RankFailure], detail: str, stacks: Mapping[int, str]
+    ) -> None:
+        """For whoever reads the run directory later; never a reason to fail."""
+        try:
+            path = Path((self._session / "run-0").read_text())
+            attempt = int((self._session / "attempt").read_text())
+        except (OSError, ValueError):
+            return
+        run = RunDirectory(path)
+        facts = {
+            "kind": end.kind.value,
+            "step": end.step,
+            "host": self._host,
+            "time_s": time.time(),
+            "detail": detail,
+            "why": self._machine.why,
+            "failures": [
+                {"rank": f.rank, "pid": f.pid, "exit_code": f.exit_code, "error": f.error}
+                for f in failures
+            ],
+        }
+        with contextlib.suppress(OSError):
+            for local_rank, text in stacks.items():
+                rank = self._worker_group.workers[local_rank].global_rank
+                folder = run.attempt(attempt) / "stacks"
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{rank:05d}.txt").write_text(text or "no answer: is it stopped?\n")
+            run.end_attempt(attempt, facts)
+
+    # ── signals and time ─────────────────────────────────────────────────────────────────────
+
+    def _wait(self, seconds: float) -> None:
+        """Until a worker ends, a signal comes, or time is up."""
+        with selectors.DefaultSelector() as selector:
+            descriptors = []
+            try:
+                for worker in self._node.workers:
+                    with contextlib.suppress(ProcessLookupError):
+                        descriptors.append(os.pidfd_open(worker.pid))
+                        selector.register(descriptors[-1], selectors.EVENT_READ)
+                selector.register(self._wakeup, selectors.EVENT_READ)
+                selector.select(seconds)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, 64)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        self._wakeup, writing = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(writing, False)
+        before = {number: signal.signal(number, self._note) for number in _ASKS}
+        old = signal.set_wakeup_fd(writing)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(old)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(self._wakeup)
+            os.close(writing)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._asked = signal.Signals(number).name
+
+    def _environment(self, group: WorkerGroup, local_rank: int) -> dict[str, str]:
+        """What makes a process a rank, in torchrun's words."""
+        worker, spec = group.workers[local_rank], group.spec
+        handler = spec.rdzv_handler
+        counted = getattr(handler, "round", self._num_started - 1)
+        return {
+            "LOCAL_RANK": str(local_rank),
+            "RANK": str(worker.global_rank),
+            "GROUP_RANK": str(group.group_rank),
+            "ROLE_RANK": str(worker.role_rank),
+            "ROLE_NAME": spec.role,
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "WORLD_SIZE": str(worker.world_size),
+            "GROUP_WORLD_SIZE": str(group.group_world_size),
+            "ROLE_WORLD_SIZE": str(worker.role_world_size),
+            "MASTER_ADDR": str(group.master_addr),
+            "MASTER_PORT": str(group.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(counted),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._settings.budgets.failures),
+            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": str(handler.use_agent_store),
+            "TORCHELASTIC_ERROR_FILE": str(self._error_file(local_rank)),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            **self._logs.environment(worker.global_rank),
+        }

@@ -1,0 +1,127 @@
+"""The attempt state machine of one node: one event, one transition.
+
+    MEETING ──met──▶ RUNNING ──all ranks ended──▶ FINISHING ──others ended too──▶ OVER
+       ▲               │  │
+       │               │  └─asked to stop──▶ DRAINING ──ranks ended, or out of time──▶ OVER
+       └──start again──┴─failed, stalled, resized, peer gone──stop──▶ OVER
+
+Nothing here starts or ends a process: a transition says what is to be done, the agent does it. Time
+and facts come in as values, so a test can step through a whole run by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from drivetrain.supervise.policy import PREEMPTED_CODE, Budgets, Decision, End, Kind, decide
+
+
+class State(Enum):
+    """Where a node's part of the run is."""
+
+    MEETING = "meeting"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    DRAINING = "draining"
+    OVER = "over"
+
+
+class Action(Enum):
+    """What the agent is to do next, in order."""
+
+    START = "start workers"
+    DUMP_STACKS = "write down every rank's stack"
+    KILL = "end every worker at once"
+    ASK = "ask the workers to save and stop"
+    MEET = "meet the other nodes"
+    LEAVE = "tell the other nodes that it is over"
+
+
+@dataclass
+class Machine:
+    """One node's state, and how it got there."""
+
+    budgets: Budgets
+    clock: Callable[[], float]
+    grace_s: float = 30.0
+    state: State = State.MEETING
+    history: list[End] = field(default_factory=list)
+    exit_code: int = 0
+    why: str = ""
+    """Of the last decision."""
+    asked_by: str = ""
+    deadline_s: float = 0.0
+
+    def met(self) -> list[Action]:
+        """All nodes are there; ranks have their numbers."""
+        if self.state is State.DRAINING:  # asked to stop while meeting
+            return self._over(PREEMPTED_CODE)
+        self._expect(State.MEETING)
+        self.state = State.RUNNING
+        return [Action.START]
+
+    def ended(self, end: End) -> list[Action]:
+        """The node's ranks have ended, or must be ended, for this reason."""
+        if self.state is State.DRAINING:
+            self.history.append(end)
+            stopped_well = end.kind in (Kind.PREEMPTED, Kind.FINISHED)
+            code = 0 if end.kind is Kind.FINISHED else PREEMPTED_CODE if stopped_well else None
+            return [Action.KILL, *self._over(end.exit_code if code is None else code)]
+        if end.kind is Kind.FINISHED:
+            self._expect(State.RUNNING)
+            self.state = State.FINISHING
+            return []
+        decision = decide(end, self.history, self.budgets)
+        self.history.append(end)
+        stacks = [Action.DUMP_STACKS] if end.kind is Kind.STALLED else []
+        return [*stacks, Action.KILL, *self._follow(decision, end)]
+
+    def others_ended(self) -> list[Action]:
+        """Every node's ranks have finished."""
+        self._expect(State.FINISHING)
+        return self._over(0)
+
+    def rejoin(self) -> list[Action]:
+        """A node failed while this one had finished: go back and end together."""
+        self._expect(State.FINISHING)
+        self.history.append(End(Kind.PEER, self._last_step()))
+        self.state = State.MEETING
+        return [Action.KILL, Action.MEET]
+
+    def asked(self, by: str) -> list[Action]:
+        """A scheduler, or a person, wants the run to stop; a second time means at once."""
+        if self.state is State.DRAINING:
+            return [Action.KILL, *self._over(PREEMPTED_CODE)]
+        if self.state is State.OVER:
+            return []
+        was_running = self.state in (State.RUNNING, State.FINISHING)
+        self.asked_by, self.state = by, State.DRAINING
+        self.deadline_s = self.clock() + self.grace_s
+        return [Action.ASK] if was_running else self._over(PREEMPTED_CODE)
+
+    def tick(self) -> list[Action]:
+        """Time has passed."""
+        if self.state is State.DRAINING and self.clock() > self.deadline_s:
+            self.why = f"the ranks did not stop within {self.grace_s:g} s and were ended"
+            return [Action.KILL, *self._over(PREEMPTED_CODE)]
+        return []
+
+    def _follow(self, decision: Decision, end: End) -> list[Action]:
+        self.why = decision.why
+        if decision.restart:
+            self.state = State.MEETING
+            return [Action.MEET]
+        return self._over(end.exit_code)
+
+    def _over(self, exit_code: int) -> list[Action]:
+        self.state, self.exit_code = State.OVER, exit_code
+        return [Action.LEAVE]
+
+    def _last_step(self) -> int:
+        return self.history[-1].step if self.history else 0
+
+    def _expect(self, *states: State) -> None:
+        if self.state not in states:
+            raise RuntimeError(f"{self.state} where one of {states} was expected")

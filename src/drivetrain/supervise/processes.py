@@ -1,0 +1,283 @@
+"""The processes of one node: workers, and warm spares that wait to become one.
+
+Every process is started the same way and becomes a rank when it is told its environment over a
+pipe. Each has a session of its own, so that ending it ends whatever it has started, and dies with
+its supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from drivetrain.record.session import SESSION, page_path
+from drivetrain.supervise.warm import READY, SOCKET
+from drivetrain.supervise.worker import CONTROL, PARENT, STACKS, STACKS_SIGNAL, WARM
+
+
+class Process(Protocol):
+    """What is asked of a process, started or adopted."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        ...
+
+    def wait(self) -> int:
+        """The same, once it has ended."""
+        ...
+
+
+class Adopted:
+    """A process that the warm one forked and this one has become the parent of."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        while (code := self._reap(0)) is None:
+            pass
+        return code
+
+    def _reap(self, options: int) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:
+                self._code = -signal.SIGKILL
+            else:
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+@dataclass
+class Worker:
+    """A process; `local_rank` is -1 until it has one."""
+
+    process: Process
+    control: int
+    """Our end of its pipe."""
+    local_rank: int = -1
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its group's too."""
+        return self.process.pid
+
+    def tell(self, environment: Mapping[str, str]) -> bool:
+        """Make it a rank; False when it is gone already."""
+        try:
+            os.write(self.control, (json.dumps(dict(environment)) + "\n").encode())
+        except OSError:
+            return False
+        finally:
+            os.close(self.control)
+            self.control = -1
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process alone."""
+        if self.process.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """The process and all it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(ChildProcessError):  # what it had started has been adopted by us
+            while os.waitpid(-self.pid, 0):
+                pass
+        if self.control >= 0:
+            os.close(self.control)
+            self.control = -1
+
+
+class Node:
+    """Starts, counts and ends the processes of this node."""
+
+    def __init__(self, command: Sequence[str], session: Path, *, is_python: bool) -> None:
+        self._command = list(command)
+        self._session = session
+        self._is_python = is_python
+        self.workers: list[Worker] = []
+        self._spares: list[Worker] = []
+        self._warm: WarmProcess | None = None
+        _adopt_orphans()
+
+    def prepare(self, count: int) -> None:
+        """Have so many processes waiting that need only be told their rank."""
+        self._spares = [spare for spare in self._spares if spare.process.poll() is None]
+        while self._is_python and len(self._spares) < count:
+            self._spares.append(self._spawn(warm=False))
+
+    def keep_warm(self, count: int, *, wait: bool = False) -> None:
+        """Have so many that have imported everything, too; never waits unless asked to."""
+        if not self._is_python or not count:
+            return
+        self._spares = [spare for spare in self._spares if spare.process.poll() is None]
+        if self._warm is None:
+            self._warm = WarmProcess(self._command, self._session)
+        state = self._warm.state(wait=wait)
+        while state != "importing" and len(self._spares) < count:
+            forked = self._warm.fork() if state == "ready" else None
+            self._spares.append(forked or self._spawn(warm=True))
+
+    def start(self, environments: Sequence[Mapping[str, str]]) -> int:
+        """One worker per environment; how many of them were warm."""
+        self.workers, num_warm = [], 0
+        for local_rank, environment in enumerate(environments):
+            page_path(self._session, local_rank).unlink(missing_ok=True)
+            stacks = self.stacks_path(local_rank)
+            stacks.unlink(missing_ok=True)
+            whole = {**environment, STACKS: str(stacks)}
+            worker = self._take(whole)
+            num_warm += worker is not None
+            if worker is None:
+                worker = self._spawn(warm=False, environment=None if self._is_python else whole)
+                if self._is_python:
+                    worker.tell(whole)
+            worker.local_rank = local_rank
+            self.workers.append(worker)
+        return num_warm
+
+    def _take(self, environment: Mapping[str, str]) -> Worker | None:
+        """A waiting process that accepts the work."""
+        while self._spares:
+            spare = self._spares.pop(0)
+            if spare.process.poll() is None and spare.tell(environment):
+                return spare
+            spare.kill()
+        return None
+
+    def exit_codes(self) -> dict[int, int]:
+        """Of the workers that have ended, by local rank; negative for a signal."""
+        codes = {worker.local_rank: worker.process.poll() for worker in self.workers}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM: a Trainer saves and leaves, other scripts do what they do."""
+        for worker in self.workers:
+            worker.signal(signal.SIGTERM)
+
+    def dump_stacks(self, patience_s: float = 2.0) -> dict[int, str]:
+        """Every rank's stacks; a stopped process cannot give any, and says nothing."""
+        living = [worker for worker in self.workers if worker.process.poll() is None]
+        for worker in living:
+            worker.signal(STACKS_SIGNAL)
+        deadline_s = time.monotonic() + patience_s
+        paths = {worker.local_rank: self.stacks_path(worker.local_rank) for worker in living}
+        while time.monotonic() < deadline_s and not all(_size(path) for path in paths.values()):
+            time.sleep(0.02)
+        return {rank: path.read_text() if _size(path) else "" for rank, path in paths.items()}
+
+    def kill(self) -> None:
+        """End every worker, whatever it is doing."""
+        for worker in self.workers:
+            worker.kill()
+        self.workers = []
+
+    def close(self) -> None:
+        """End everything."""
+        self.kill()
+        for spare in self._spares:
+            spare.kill()
+        self._spares = []
+        if self._warm is not None:
+            self._warm.close()
+
+    def stacks_path(self, local_rank: int) -> Path:
+        """Where a rank leaves its stacks."""
+        return self._session / f"stacks-{local_rank}"
+
+    def _spawn(self, *, warm: bool, environment: Mapping[str, str] | None = None) -> Worker:
+        reading, writing = os.pipe()
+        own = {CONTROL: str(reading), PARENT: str(os.getpid()), SESSION: str(self._session)}
+        if warm:
+            own[WARM] = "1"
+        command = self._command
+        if self._is_python:
+            command = [sys.executable, "-u", "-m", "drivetrain.supervise.worker", *command]
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **own, **(environment or {})},
+            pass_fds=[reading],
+            start_new_session=True,
+        )
+        os.close(reading)
+        return Worker(process, writing)
+
+
+class WarmProcess:
+    """The supervisor's end of the warm process (warm.py)."""
+
+    def __init__(self, command: Sequence[str], session: Path) -> None:
+        self._line, theirs = socket.socketpair()
+        self._state = "importing"
+        own = {PARENT: str(os.getpid()), SESSION: str(session), SOCKET: str(theirs.fileno())}
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "drivetrain.supervise.warm", *command],
+            env={**os.environ, **own},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def state(self, *, wait: bool = False) -> str:
+        """importing, ready, or unfit."""
+        if self._state == "importing":
+            self._line.settimeout(120 if wait else 0)
+            try:
+                self._state = "ready" if self._line.recv(1) == READY else "unfit"
+            except (BlockingIOError, TimeoutError):
+                return self._state
+        return self._state
+
+    def fork(self) -> Worker | None:
+        """A spare in a few milliseconds; None when it cannot be had this way."""
+        reading, writing = os.pipe()
+        try:
+            self._line.settimeout(5)
+            socket.send_fds(self._line, [b"F"], [reading])
+            pid = int(self._line.recv(32))
+        except (OSError, ValueError):
+            self._state = "unfit"
+            os.close(writing)
+            return None
+        finally:
+            os.close(reading)
+        return Worker(Adopted(pid), writing)
+
+    def close(self) -> None:
+        """End it."""
+        self._line.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _adopt_orphans() -> None:
+    """Processes whose parent has ended become ours instead of the system's."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

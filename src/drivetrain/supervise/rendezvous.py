@@ -1,0 +1,183 @@
+"""Meeting in a folder: a rendezvous that does not die with the first node.
+
+torchelastic's own rendezvous, with its state in a file that every node can reach (the run
+directory, on a shared file system) instead of in a server on node 0. Each round gets a store of its
+own, served by whichever node is first in it, so that nothing of a dead attempt can be dialled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousSettings,
+    RendezvousTimeout,
+    _BackendRendezvousStateHolder,
+    _RendezvousExitOp,
+)
+
+_VERSION = struct.Struct("<Q")
+_POLL_S = 0.02
+
+
+class FolderBackend(RendezvousBackend):
+    """Compare-and-set on a file, under a lock the system releases when its holder dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._state = folder / "state"
+        self._lock = folder / "lock"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def name(self) -> str:
+        """As torch calls it."""
+        return "folder"
+
+    def get_state(self) -> tuple[bytes, int] | None:
+        """The state and its version; writers rename, so a reader needs no lock."""
+        try:
+            data = self._state.read_bytes()
+        except FileNotFoundError:
+            return None
+        return data[_VERSION.size :], _VERSION.unpack_from(data)[0]
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, int, bool] | None:
+        """Write if nobody else has since `token` was read."""
+        with self._locked():
+            current = self.get_state()
+            if (current is None) is not (token is None) or (current and current[1] != token):
+                return None if current is None else (*current, False)
+            version = 1 if current is None else current[1] + 1
+            partial = self._state.with_name(f".state.{uuid.uuid4().hex[:8]}")
+            partial.write_bytes(_VERSION.pack(version) + state)
+            partial.replace(self._state)
+            return state, version, True
+
+    def forget_the_dead(self, alive_within: timedelta) -> bool:
+        """Begin anew when the state is of a run that is over: closed, and nobody has a pulse."""
+        with self._locked():
+            current = self.get_state()
+            if current is None:
+                return True
+            state = pickle.loads(current[0])  # noqa: S301 - written by the other supervisors
+            youngest = max(state.last_heartbeats.values(), default=None)
+            now = datetime.now(UTC)
+            if state.closed and (youngest is None or now - youngest > alive_within):
+                self._state.unlink()
+                return True
+            return False
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class FolderRendezvous(DynamicRendezvousHandler):
+    """torchelastic's rounds, with a store per round."""
+
+    def __init__(self, folder: Path, settings: RendezvousSettings, address: str) -> None:
+        backend = FolderBackend(folder)
+        node = self._node_desc_generator.generate(address)
+        holder = _BackendRendezvousStateHolder(backend, settings, cache_duration=0)
+        super().__init__(node, settings, backend.name, None, holder)  # type: ignore[arg-type]
+        self._folder = folder
+        self._address = address
+        self.backend = backend
+        self._is_first = True
+
+    @property
+    def round(self) -> int:
+        """Counts the groups that were formed; the same number on every node of a group."""
+        return int(self._state_holder.state.round)
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers are clients of the store of the round."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next round; the first time, what a run that is over has left is cleared."""
+        if self._is_first:
+            self._is_first = False
+            alive_s = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
+            deadline_s = time.monotonic() + 2 * alive_s.total_seconds()
+            while self.is_closed() and time.monotonic() < deadline_s:
+                if not self.backend.forget_the_dead(alive_s):
+                    time.sleep(0.2)
+        return super().next_rendezvous()
+
+    def leave(self) -> None:
+        """Go, and let the others go on without this node."""
+        self._stop_heartbeats()
+        self._op_executor.run(_RendezvousExitOp(), time.monotonic() + 5)
+
+    def _get_store(self) -> Store:
+        rank, _ = self._get_world()
+        published = self._folder / f"store-{self.round}"
+        timeout = timedelta(seconds=60)
+        if rank == 0:
+            store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timeout)  # noqa: S104
+            partial = published.with_name(f".{published.name}.{uuid.uuid4().hex[:8]}")
+            partial.write_text(f"{self._address} {store.port} {self._this_node}")
+            partial.replace(published)
+            self._shared_tcp_store_server = store
+            self._bootstrap_store_info = RendezvousStoreInfo(self._address, store.port)
+            return store
+        address, port = self._published(published, timeout)
+        self._bootstrap_store_info = RendezvousStoreInfo(address, port)
+        return TCPStore(address, port, is_master=False, timeout=timeout)
+
+    def _published(self, path: Path, timeout: timedelta) -> tuple[str, int]:
+        """Where this round's first node serves its store; what an earlier run left is not it."""
+        deadline_s = time.monotonic() + timeout.total_seconds()
+        state = self._state_holder.state
+        first = next(str(node) for node, rank in state.participants.items() if rank == 0)
+        while time.monotonic() < deadline_s:
+            try:
+                address, port, node = path.read_text().split(" ", 2)
+            except (FileNotFoundError, ValueError):
+                time.sleep(_POLL_S)
+                continue
+            if node == first:
+                return address, int(port)
+            time.sleep(_POLL_S)
+        raise RendezvousTimeoutError(f"{first} did not open its store within {timeout}")
+
+
+def meet_in_folder(
+    folder: Path, nodes: tuple[int, int], address: str, settings: dict[str, Any]
+) -> FolderRendezvous:
+    """A handler for `nodes` = (fewest, most); `settings` are torchrun's --rdzv-conf."""
+    timeout = RendezvousTimeout(
+        join=timedelta(seconds=int(settings.get("join_timeout", 600))),
+        last_call=timedelta(seconds=int(settings.get("last_call_timeout", 5))),
+    )
+    chosen = RendezvousSettings(
+        run_id=folder.name,
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        timeout=timeout,
+        keep_alive_interval=timedelta(seconds=int(settings.get("keep_alive_interval", 3))),
+        keep_alive_max_attempt=int(settings.get("keep_alive_max_attempt", 4)),
+    )
+    return FolderRendezvous(folder, chosen, address)

@@ -1,0 +1,55 @@
+"""What the user reads about an attempt's end: what died, where, when, and what is done about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from drivetrain.supervise.failure import RankFailure, root_cause, verdict
+from drivetrain.supervise.policy import End, Kind
+
+
+def stopped(end: End, asked_by: str) -> str:
+    """What is said when somebody asked the run to stop."""
+    if end.kind is Kind.PREEMPTED:
+        return (
+            f"stopped by {asked_by} and saved after step {end.step}; "
+            "start the same command again to go on"
+        )
+    if end.kind is Kind.FINISHED:
+        return f"{asked_by} came as the last step ended; the run is finished"
+    return f"stopped by {asked_by}; all ranks were ended"
+
+
+def paragraph(
+    end: End, failures: Sequence[RankFailure], host: str, detail: str, *, restarts: bool, why: str
+) -> str:
+    """One paragraph."""
+    when = time.strftime("%H:%M:%S")
+    where = f"after step {end.step}" if end.step else "before its first step"
+    match end.kind:
+        case Kind.STALLED:
+            what = f"{host}: {detail}; the ranks' stacks were written down"
+        case Kind.PREEMPTED:
+            what = f"the ranks were asked to stop and saved {where}"
+        case Kind.RESIZED:
+            what = f"nodes joined or left {where}"
+        case Kind.PEER:
+            what = f"{host}: a rank on another node ended {where}"
+        case Kind.STALE:
+            what = "another attempt has taken over the run"
+        case _ if failures and restarts:
+            cause = root_cause(failures)
+            what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
+            last = cause.error.strip().rpartition("\n")[2]
+            what += f": {last}" if last else ""
+        case _ if failures:
+            what = verdict(failures, host)
+        case _:
+            what = f"{host}: {detail or 'ended'} {where}"
+    done = "starting again from the last checkpoint" if restarts else "stopping"
+    reason = f" ({why})" if why else ""
+    if not restarts and failures:
+        # the cause comes last, where the eye is; without a reason there was nothing to weigh
+        return (f"\nnot started again: {why}" if why else "") + f"\n{what}"
+    return f"[{when}] {what}; {done}{reason}"

@@ -1,0 +1,211 @@
+"""What a rank's process runs: the user's script, as if it had been started directly.
+
+A process may be started before there is work for it (a warm spare): it imports what the script will
+need, waits for its rank, and is a worker like any other from then on. An error nobody caught is
+left for the supervisor, which shows the first rank's and folds the others', instead of being
+printed by every rank at once. Only the standard library is imported here: this comes before the
+user's first line.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+CONTROL = "DRIVETRAIN_CONTROL_FD"
+PARENT = "DRIVETRAIN_SUPERVISOR_PID"
+WARM = "DRIVETRAIN_WARM"
+STACKS = "DRIVETRAIN_STACKS"
+STDOUT, STDERR = "DRIVETRAIN_STDOUT", "DRIVETRAIN_STDERR"
+STACKS_SIGNAL = signal.SIGUSR2
+_NEEDED = (
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+    "drivetrain.parallel.fsdp",
+    "drivetrain.train.trainer",
+    "drivetrain.train.keep_loop",
+)
+
+
+def main() -> None:
+    """`python -m drivetrain.supervise.worker SCRIPT ARGS…` or `… -m MODULE ARGS…`."""
+    words = sys.argv[1:]
+    die_with_parent()
+    if os.environ.pop(WARM, None):
+        import_ahead(words)
+    if "torch" in sys.modules:
+        _take_one_small_step()
+    _await_rank()
+    _redirect()
+    _leave_stacks_on_request()
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path[0] = str(Path(words[0]).resolve().parent)
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BaseException as error:
+        _leave_for_supervisor(error)
+        if _collects_errors(sys.excepthook):
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(error.exit_code if _is_ours(error) else 1)  # type: ignore[attr-defined]
+
+
+def die_with_parent() -> None:
+    """A supervisor that is killed must not leave ranks behind."""
+    parent = os.environ.get(PARENT)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):  # it died before we asked
+        os._exit(1)
+
+
+def import_ahead(words: list[str]) -> None:
+    """Import what Drivetrain needs and what the script imports at its top; nothing else is run."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+    script = Path(words[0])
+    if not script.is_file():
+        return
+    for name in _top_imports(script.read_text()):
+        if _is_installed(name):
+            # what fails here will fail in the script, where the user can see it
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+
+def _take_one_small_step() -> None:
+    """Torch loads parts of itself only when they are used: used once here, they are loaded."""
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    optimizer.state_dict()
+
+
+def _is_installed(name: str) -> bool:
+    """Whether it is a library's: a module of the user's own might not be meant from here."""
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        return False
+    origin = "" if found is None else found.origin or ""
+    return "site-packages" in origin or "dist-packages" in origin
+
+
+def _top_imports(source: str) -> list[str]:
+    """Modules that a script imports first thing."""
+    names: list[str] = []
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:
+        return names
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            names += [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            names.append(statement.module)
+    return [name for name in names if name != "__future__"]
+
+
+def _await_rank() -> None:
+    """Wait for one line: the environment that makes this process a rank."""
+    descriptor = os.environ.pop(CONTROL, None)
+    if descriptor is None:
+        return
+    with os.fdopen(int(descriptor), "r") as control:
+        line = control.readline()
+    if not line:  # no work for this process, or nobody left to give any
+        os._exit(0)
+    os.environ.update(json.loads(line))
+
+
+def _redirect() -> None:
+    """Output into files, where the user asked for that (--redirects, --tee)."""
+    for name, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)):
+        path = os.environ.pop(name, None)
+        if path is not None:
+            stream.flush()
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(descriptor, stream.fileno())
+            os.close(descriptor)
+
+
+def _leave_stacks_on_request() -> None:
+    """On a signal every thread's stack goes to a file, even while a thread sits in C."""
+    path = os.environ.pop(STACKS, None)
+    if path is not None:
+        file = open(path, "w")  # noqa: SIM115 - stays open as long as the process
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+
+
+def _leave_for_supervisor(error: BaseException) -> None:
+    text = _own_traceback(error)
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        sys.stderr.write(text)
+        return
+    # torchelastic's own format, so that its API finds message and time
+    now_s = time.time()
+    extra = {"py_callstack": text, "timestamp": str(int(now_s)), "at_s": now_s}
+    document = {"message": {"message": text, "extraInfo": extra}}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(f"{path}.partial")
+    partial.write_text(json.dumps(document))
+    partial.replace(path)
+
+
+def _own_traceback(error: BaseException) -> str:
+    """Without the frames of this file and of runpy; a user's mistake needs none at all."""
+    if _is_ours(error) and getattr(error, "problems", None):
+        return f"{error}\n"  # where, what and what to do: no frames needed
+    frames = error.__traceback__
+    while frames is not None and _starts_scripts(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+def _collects_errors(hook: object) -> bool:
+    """A hook of the user's (Sentry, rich …); torch's own would only print it with a prefix."""
+    return hook is not sys.__excepthook__ and not getattr(hook, "__module__", "").startswith(
+        "torch"
+    )
+
+
+def _starts_scripts(filename: str) -> bool:
+    return filename == __file__ or "runpy" in filename
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Raised by Drivetrain on purpose; told by name, so that nothing need be imported."""
+    return any(
+        kind.__module__.startswith("drivetrain.") and kind.__name__ == "DrivetrainError"
+        for kind in type(error).__mro__
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""100 steps = 50 + SIGKILL + 50."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.core.errors import WorkerFailure
+from drivetrain.record.session import RUN_DIR
+from drivetrain.testing import run_ranks
+from drivetrain.train.hooks import Hook
+from drivetrain.train.trainer import Trainer
+from drivetrain.train.weights import weights_sha256
+from tests.gpt_task import gpt_task
+from tests.ranks.training import PARITY, sentences, settings
+
+Outcome = tuple[dict[int, float], str]
+
+
+class Kill(Hook):
+    """The last rank dies after a step, without warning; the save of step 30 is safe by then."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
+        assert trainer.assembly is not None
+        world = trainer.assembly.world
+        if step == self.at and world.rank == world.layout.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(output_dir: str, kill_at: int | None, changes: dict[str, Any]) -> Outcome:
+    config = settings(
+        output_dir,
+        max_steps=60,
+        checkpoint={"every_steps": 10, "asynchronous": False},
+        **changes,
+    )
+    trainer = Trainer(gpt_task(), config, hooks=[Kill(kill_at)])
+    history = trainer.fit(sentences())
+    assert trainer.assembly is not None
+    losses = {metrics.step: metrics.loss for metrics in history.steps}
+    return losses, weights_sha256(trainer.assembly.engine.spread.full_state())
+
+
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    before: tuple[int, dict[str, Any]],
+    after: tuple[int, dict[str, Any]],
+) -> Outcome:
+    monkeypatch.setenv(RUN_DIR, str(tmp_path / "killed"))
+    with pytest.raises(WorkerFailure):
+        run_ranks(train, before[0], args=(str(tmp_path), 34, before[1]))
+    outcomes = run_ranks(train, after[0], args=(str(tmp_path), None, after[1]))
+    assert min(outcomes[0][0]) == 31, "it went on from the checkpoint after step 30"
+    return outcomes[0]
+
+
+DDP: dict[str, Any] = {"parallel": {"strategy": "ddp"}}
+FSDP: dict[str, Any] = {"parallel": {"strategy": "fsdp"}}
+HSDP: dict[str, Any] = {"parallel": {"strategy": "fsdp", "dp_replicate": 2, "dp_shard": 2}}
+BITWISE: dict[str, Any] = {"reproducibility": "bitwise"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "changes"), [(1, DDP), (2, DDP), (2, FSDP)])
+def test_same_layout_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, changes: dict[str, Any]
+) -> None:
+    whole = run_ranks(train, ranks, args=(str(tmp_path), None, changes))[0]
+    resumed = interrupted(monkeypatch, tmp_path, (ranks, changes), (ranks, changes))
+    assert resumed[1] == whole[1]
+    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > 30}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((4, FSDP), (2, FSDP)), ((2, FSDP), (1, DDP)), ((2, DDP), (4, HSDP)), ((4, HSDP), (2, DDP))],
+    ids=["fsdp4-fsdp2", "fsdp2-one", "ddp2-hsdp4", "hsdp4-ddp2"],
+)
+def test_another_layout_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    before: tuple[int, dict[str, Any]],
+    after: tuple[int, dict[str, Any]],
+) -> None:
+    whole = run_ranks(train, 1, args=(str(tmp_path), None, DDP))[0][0]
+    losses, _ = interrupted(monkeypatch, tmp_path, before, after)
+    assert max(abs(losses[s] - whole[s]) / whole[s] for s in losses) < PARITY
+
+
+@pytest.mark.slow
+def test_bitwise_keeps_the_bits_at_another_world_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = run_ranks(train, 1, args=(str(tmp_path), None, BITWISE))[0]
+    assert interrupted(monkeypatch, tmp_path, (2, BITWISE), (3, BITWISE))[1] == whole[1]
