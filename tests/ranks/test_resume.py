@@ -69,7 +69,7 @@ BITWISE: dict[str, Any] = {"reproducibility": "bitwise"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "changes"), [(1, DDP), (2, DDP), (2, FSDP)])
+@pytest.mark.parametrize(("ranks", "changes"), [(1, DDP), (3, DDP), (2, FSDP)])
 def test_same_layout_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, changes: dict[str, Any]
 ) -> None:

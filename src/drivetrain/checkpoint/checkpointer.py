@@ -127,7 +127,9 @@ class Checkpointer:
         if writes_alone and not self._world.is_main:
             return before
         folder = folder_name(step, self.attempt)
-        _expect_one_process()
+        no_dist = writes_alone or self._group is None
+        if no_dist:
+            _expect_one_process()
         future = async_save(
             tensors,
             storage_writer=ShardWriter(
@@ -136,7 +138,7 @@ class Checkpointer:
             planner=DefaultSavePlanner(flatten_state_dict=False),
             process_group=self._group,
             async_stager=self._stager,
-            no_dist=writes_alone or self._group is None,
+            no_dist=no_dist,
         )
         ended = time.perf_counter()
         self._pending = _Pending(step, folder, _as_future(future), ended, ended - began)
@@ -236,7 +238,8 @@ class Checkpointer:
         return cast(Result, result)
 
     def _read(self, targets: dict[str, torch.Tensor], reader: ShardReader) -> None:
-        _expect_one_process()
+        if self._group is None:
+            _expect_one_process()
         try:
             load(
                 dict(targets),
@@ -278,7 +281,10 @@ class Checkpointer:
         lineage.check_not_stale(self.place, self.attempt)
         whole = replace(manifest, files=tuple(files))
         self.place.put(f"{manifest.folder}/{NAME}", whole.to_json())
-        self._drop_outdated()
+        try:
+            self._drop_outdated()
+        except Exception as error:  # the new one is there; an old one that stays must not undo it
+            warnings.warn(f"an outdated checkpoint was not deleted: {error}", stacklevel=2)
 
     def _drop_outdated(self) -> None:
         good = self.good()
@@ -291,8 +297,11 @@ class Checkpointer:
 
 def _expect_one_process() -> None:
     """A run on one rank is nothing torch need wonder about, and an error where warnings are."""
-    # not catch_warnings: the save goes on in a thread, and what it restores is the whole process's
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+    # not catch_warnings: the save goes on in a thread, and what it restores is the whole process's;
+    # not each time: a new filter makes Python show again what it has shown once
+    message = "torch.distributed is disabled, unavailable"
+    if not any(e[0] == "ignore" and e[1] and e[1].match(message) for e in warnings.filters):
+        warnings.filterwarnings("ignore", message=message)
 
 
 def _as_future(result: Any) -> Future[Any]:

@@ -20,6 +20,12 @@ app = typer.Typer(
 
 bench = typer.Typer(help="Measure, always next to the bare engine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+checkpoint = typer.Typer(help="List, verify, export and compare checkpoints.", no_args_is_help=True)
+app.add_typer(checkpoint, name="checkpoint")
+
+
+certify = typer.Typer(help="Certificates for your own script.", no_args_is_help=True)
+app.add_typer(certify, name="verify")
 
 
 def _show_version(value: bool) -> None:
@@ -104,6 +110,103 @@ def bitwise(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> Non
     from drivetrain.cli.bench import run
 
     run("bitwise", output, rounds, ranks)
+
+
+Address = Annotated[
+    str, typer.Argument(help="A run's directory, a folder of checkpoints, or an address (s3://…).")
+]
+OneCheckpoint = Annotated[
+    str, typer.Argument(help="One checkpoint; of a run or a folder, the newest good one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@checkpoint.command()
+def ls(address: Address, as_json: AsJson = False) -> None:
+    """What there is, newest first, with size and state."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.ls(address, as_json=as_json))
+
+
+@checkpoint.command()
+def verify(address: Address, as_json: AsJson = False) -> None:
+    """Read every byte. Exit code 1 when a checkpoint is damaged, or none is good."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.verify(address, as_json=as_json))
+
+
+@checkpoint.command()
+def export(
+    address: OneCheckpoint,
+    target: Annotated[str, typer.Argument(help="A new folder (safetensors), or a .pt file.")],
+    step: Annotated[int | None, typer.Option(help="Of this step, not the newest.")] = None,
+    max_shard_gb: Annotated[float, typer.Option(help="Larger ones make several files.")] = 5.0,
+) -> None:
+    """The weights for other libraries, under the model's own names."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.export(address, target, step, max_shard_gb))
+
+
+@checkpoint.command()
+def diff(here: OneCheckpoint, there: OneCheckpoint, as_json: AsJson = False) -> None:
+    """What differs between two checkpoints. Exit code 1 when anything does."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.diff(here, there, as_json=as_json))
+
+
+@app.command()
+def drill(
+    script: Annotated[
+        list[str] | None, typer.Argument(help="Your script and its words; none: the built-in one.")
+    ] = None,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
+    faults: Annotated[
+        str, typer.Option(help="Kinds of fault, with commas.")
+    ] = "kill,stop,hang,corrupt_shard,kill_supervisor,preempt",
+    at_step: Annotated[int, typer.Option(help="Break the run after this step.")] = 20,
+    campaign: Annotated[
+        int, typer.Option(help="Instead: so many random drills on the built-in workload.")
+    ] = 0,
+    first: Annotated[int, typer.Option(help="Number of the campaign's first drill.")] = 0,
+    output: Annotated[str, typer.Option(help="Folder for a campaign's results.")] = "drills",
+) -> None:
+    """Break SCRIPT's run on purpose, and see that it ends as if nothing had happened.
+
+    Each fault is a run of its own: it must finish alone, with the weights of the undisturbed run,
+    every sample used once, the newest checkpoint whole and no process left behind.
+    """
+    from drivetrain.cli.drill import run_campaign_verb, run_script_verb
+
+    if campaign:
+        raise typer.Exit(run_campaign_verb(range(first, first + campaign), output))
+    words = tuple(script or ("-m", "drivetrain.testing.faults.workload"))
+    raise typer.Exit(run_script_verb(words, ranks, tuple(faults.split(",")), at_step))
+
+
+@certify.command()
+def resume(
+    script: Annotated[list[str], typer.Argument(help="Your script and its words.")],
+    steps: Annotated[
+        int, typer.Option(help="Steps of the whole run; it is killed half-way.")
+    ] = 100,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
+    then: Annotated[
+        int | None, typer.Option("--then-nproc", help="Processes after the kill; the same if left.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Certify that SCRIPT resumes exactly: N steps = N/2 + SIGKILL + N/2.
+
+    The script must take its config from load_config(), so that max_steps and
+    checkpoint.every_steps can be set.
+    """
+    from drivetrain.cli.verify import run
+
+    raise typer.Exit(run(tuple(script), steps, ranks, then or ranks, as_json=as_json))
 
 
 def main() -> None:

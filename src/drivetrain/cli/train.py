@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drivetrain.launch.local import launch
+from drivetrain.launch.guardian import guard
 
 
 def run(words: Sequence[str]) -> int:
-    """Start the ranks; the exit code."""
-    return launch(words)
+    """Start the ranks and keep them going; the exit code."""
+    return guard(words)

@@ -41,6 +41,10 @@ class Feed(Protocol):
         """Let steps() go on from there."""
         ...
 
+    def sample_ids(self, step: int) -> list[int]:
+        """The samples this rank has in a step; empty for a stream, which has no ids."""
+        ...
+
 
 class MapFeed:
     """A dataset with a length: torch's DataLoader reads it, the plan says what."""
@@ -59,6 +63,12 @@ class MapFeed:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin there."""
         self._step = state["step"]
+
+    def sample_ids(self, step: int) -> list[int]:
+        """By the plan; turns without samples have none."""
+        ids = OwnIds(self.plan, self._rank, self._seed, shuffle=self._source.shuffle)
+        turns = self.plan.micro_batches(step, self._rank)
+        return [i for turn in turns if turn.num_samples for i in ids.ids(turn)]
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
         """One loader for the whole run: its workers are started once."""

@@ -71,6 +71,10 @@ class StreamFeed:
         self._step, self._epoch_now = state["step"], state["epoch"]
         self._epoch_began_at = state["epoch_began_at"]
 
+    def sample_ids(self, step: int) -> list[int]:  # noqa: ARG002
+        """A stream's samples have no ids."""
+        return []
+
     @property
     def dataset_state(self) -> dict[str, Any] | None:
         """The dataset's own account of where it stands: then it need not be read up to there.

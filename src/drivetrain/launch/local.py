@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
     from drivetrain.supervise.agent import Settings
+    from drivetrain.supervise.processes import WarmProcess
 
 
-def launch(words: Sequence[str]) -> int:
+def launch(words: Sequence[str], warm: WarmProcess | None = None) -> int:
     """Start the ranks of a command line and wait for them; the exit code for the shell."""
     from torch.distributed.run import get_args_parser
 
@@ -36,7 +37,7 @@ def launch(words: Sequence[str]) -> int:
     given = {word.partition("=")[0] for word in command.launcher_args}
     _fill_in(args, given)
     with _environment(args, given):
-        return _supervise(args, command, given)
+        return _supervise(args, command, given, warm)
 
 
 def _check_script(command: Command, args: argparse.Namespace) -> None:
@@ -81,7 +82,9 @@ def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _supervise(args: argparse.Namespace, command: Command, given: set[str]) -> int:
+def _supervise(
+    args: argparse.Namespace, command: Command, given: set[str], warm: WarmProcess | None
+) -> int:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing.api import Std
     from torch.distributed.run import config_from_args
@@ -102,7 +105,7 @@ def _supervise(args: argparse.Namespace, command: Command, given: set[str]) -> i
             local_addr=config.local_addr,
         )
         logs = Logs(args.log_dir, Std.from_str(args.redirects), Std.from_str(args.tee))
-        supervisor = Supervisor(spec, _settings(args, command, given), logs)
+        supervisor = Supervisor(spec, _settings(args, command, given), logs, warm)
         supervisor.run()
         return supervisor.exit_code
 

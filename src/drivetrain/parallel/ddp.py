@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,7 +53,27 @@ class DDPStrategy:
             gradient_as_bucket_view=self._config.gradient_as_bucket_view,
             static_graph=self._config.static_graph,
         )
+        if not self._config.find_unused_parameters:
+            _settle_buckets(wrapped)
         return Replicated(wrapped, world.layout.dp)
+
+
+def _settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Let DDP order its buckets now, the same way at every start.
+
+    DDP reorders them after its first backward, by the order in which gradients arrived. From three
+    ranks on, where a gradient lies in a bucket decides in which order it is added up, so that the
+    first step after a resume would differ in its last bits from the same step of a run that was
+    never interrupted. A backward of zeros, in the parameters' own order, comes first instead.
+    """
+    parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
+    zero = sum((p * 0).sum() for p in parameters)
+    wrapped.reducer.prepare_for_forward()
+    wrapped.reducer.prepare_for_backward([])
+    if isinstance(zero, torch.Tensor):
+        zero.backward()
+    for parameter in parameters:
+        parameter.grad = None
 
 
 class Replicated(Whole):

@@ -18,6 +18,8 @@ from typing import Self
 
 SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
+NODE_SESSION = "DRIVETRAIN_NODE_SESSION"
+"""From the guardian to its supervisor: a session that outlives the supervisor."""
 _PAGE = struct.Struct("<qqqq")
 """step, phase, process id, time in ns"""
 

@@ -36,15 +36,16 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import Phase, Progress, read_progress
+from drivetrain.record.session import NODE_SESSION, Phase, Progress, read_progress
 from drivetrain.supervise.failure import RankFailure, root_cause
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, Budgets, End, Kind
-from drivetrain.supervise.processes import Node
+from drivetrain.supervise.processes import Node, WarmProcess
 from drivetrain.supervise.rendezvous import FolderRendezvous
 from drivetrain.supervise.report import paragraph, stopped
 from drivetrain.supervise.stall import Patience, Stall, StallWatch
+from drivetrain.supervise.worker import die_with_parent
 
 _TICK_S = 0.1
 _MEMBERSHIP_S = 0.5
@@ -70,11 +71,20 @@ class Settings:
 class Supervisor(SimpleElasticAgent):
     """One per node."""
 
-    def __init__(self, spec: WorkerSpec, settings: Settings, logs: Logs) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        settings: Settings,
+        logs: Logs,
+        warm: WarmProcess | None = None,
+    ) -> None:
         super().__init__(spec)
+        die_with_parent()
         self._settings = settings
-        self._session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-        self._node = Node(settings.command, self._session, is_python=settings.is_python)
+        given = os.environ.pop(NODE_SESSION, None)
+        self._session = Path(given or tempfile.mkdtemp(prefix="drivetrain-"))
+        self._owns_session = given is None
+        self._node = Node(settings.command, self._session, is_python=settings.is_python, warm=warm)
         self._machine = Machine(settings.budgets, time.monotonic, settings.grace_s)
         self._logs = logs
         self._watch = StallWatch(settings.patience)
@@ -106,7 +116,8 @@ class Supervisor(SimpleElasticAgent):
                 handler.leave()
             else:
                 handler.shutdown()
-        shutil.rmtree(self._session, ignore_errors=True)
+        if self._owns_session:
+            shutil.rmtree(self._session, ignore_errors=True)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002
         return RunResult(state=WorkerState.HEALTHY)

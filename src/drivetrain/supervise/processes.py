@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.record.session import SESSION, page_path
-from drivetrain.supervise.warm import READY, SOCKET
+from drivetrain.supervise.warm import MOST_BYTES, READY, SOCKET
 from drivetrain.supervise.worker import CONTROL, PARENT, STACKS, STACKS_SIGNAL, WARM
 
 
@@ -114,14 +114,21 @@ class Worker:
 class Node:
     """Starts, counts and ends the processes of this node."""
 
-    def __init__(self, command: Sequence[str], session: Path, *, is_python: bool) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        session: Path,
+        *,
+        is_python: bool,
+        warm: WarmProcess | None = None,
+    ) -> None:
         self._command = list(command)
         self._session = session
         self._is_python = is_python
         self.workers: list[Worker] = []
         self._spares: list[Worker] = []
-        self._warm: WarmProcess | None = None
-        _adopt_orphans()
+        self._warm = warm
+        adopt_orphans()
 
     def prepare(self, count: int) -> None:
         """Have so many processes waiting that need only be told their rank."""
@@ -135,10 +142,10 @@ class Node:
             return
         self._spares = [spare for spare in self._spares if spare.process.poll() is None]
         if self._warm is None:
-            self._warm = WarmProcess(self._command, self._session)
+            self._warm = WarmProcess(self._command[:1])
         state = self._warm.state(wait=wait)
         while state != "importing" and len(self._spares) < count:
-            forked = self._warm.fork() if state == "ready" else None
+            forked = self._warm.fork(self._command) if state == "ready" else None
             self._spares.append(forked or self._spawn(warm=True))
 
     def start(self, environments: Sequence[Mapping[str, str]]) -> int:
@@ -148,7 +155,9 @@ class Node:
             page_path(self._session, local_rank).unlink(missing_ok=True)
             stacks = self.stacks_path(local_rank)
             stacks.unlink(missing_ok=True)
-            whole = {**environment, STACKS: str(stacks)}
+            own = {STACKS: str(stacks), SESSION: str(self._session)}
+            # the warm process may be older than what the supervisor has set since
+            whole = {**os.environ, **environment, **own}
             worker = self._take(whole)
             num_warm += worker is not None
             if worker is None:
@@ -210,7 +219,7 @@ class Node:
 
     def _spawn(self, *, warm: bool, environment: Mapping[str, str] | None = None) -> Worker:
         reading, writing = os.pipe()
-        own = {CONTROL: str(reading), PARENT: str(os.getpid()), SESSION: str(self._session)}
+        own = {CONTROL: str(reading), PARENT: str(os.getpid())}
         if warm:
             own[WARM] = "1"
         command = self._command
@@ -229,12 +238,12 @@ class Node:
 class WarmProcess:
     """The supervisor's end of the warm process (warm.py)."""
 
-    def __init__(self, command: Sequence[str], session: Path) -> None:
+    def __init__(self, script: Sequence[str] = ()) -> None:
         self._line, theirs = socket.socketpair()
         self._state = "importing"
-        own = {PARENT: str(os.getpid()), SESSION: str(session), SOCKET: str(theirs.fileno())}
+        own = {PARENT: str(os.getpid()), SOCKET: str(theirs.fileno())}
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "drivetrain.supervise.warm", *command],
+            [sys.executable, "-u", "-m", "drivetrain.supervise.warm", *script],
             env={**os.environ, **own},
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -251,12 +260,15 @@ class WarmProcess:
                 return self._state
         return self._state
 
-    def fork(self) -> Worker | None:
+    def fork(self, command: Sequence[str]) -> Worker | None:
         """A spare in a few milliseconds; None when it cannot be had this way."""
+        words = json.dumps(list(command)).encode()
+        if len(words) > MOST_BYTES:
+            return None
         reading, writing = os.pipe()
         try:
             self._line.settimeout(5)
-            socket.send_fds(self._line, [b"F"], [reading])
+            socket.send_fds(self._line, [words], [reading])
             pid = int(self._line.recv(32))
         except (OSError, ValueError):
             self._state = "unfit"
@@ -273,7 +285,7 @@ class WarmProcess:
         self._process.wait()
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """Processes whose parent has ended become ours instead of the system's."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

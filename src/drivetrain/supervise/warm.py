@@ -8,6 +8,7 @@ process cannot be forked safely, and then it says so and spares are started afre
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -18,25 +19,28 @@ from drivetrain.supervise import worker
 
 SOCKET = "DRIVETRAIN_WARM_FD"
 READY, UNFIT = b"R", b"U"
+MOST_BYTES = 1 << 17
 
 
 def main() -> None:
-    """`python -m drivetrain.supervise.warm SCRIPT ARGS…`: the words become the workers'."""
+    """`python -m drivetrain.supervise.warm [SCRIPT]`: the script's libraries are imported too."""
     line = socket.socket(fileno=int(os.environ.pop(SOCKET)))
+    supervisor = int(os.environ[worker.PARENT])
     worker.die_with_parent()
     worker.import_ahead(sys.argv[1:])
     fit = threading.active_count() == 1
     line.send(READY if fit else UNFIT)
     while fit:
-        message, descriptors, _, _ = socket.recv_fds(line, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
         if not message:
             return
-        pid = _fork_away(descriptors[0], line)
+        sys.argv[1:] = json.loads(message)  # the words of the workers' command line
+        pid = _fork_away(descriptors[0], line, supervisor)
         os.close(descriptors[0])
         line.send(f"{pid}\n".encode())
 
 
-def _fork_away(control: int, line: socket.socket) -> int:
+def _fork_away(control: int, line: socket.socket, supervisor: int) -> int:
     """A grandchild whose parent is gone; its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -54,16 +58,16 @@ def _fork_away(control: int, line: socket.socket) -> int:
     os.close(reading)
     os.close(writing)
     line.close()
-    _be_adopted()
+    _be_adopted(supervisor)
     os.setsid()
+    os.environ[worker.PARENT] = str(supervisor)
     os.environ[worker.CONTROL] = str(control)
     worker.main()
     sys.exit(0)
 
 
-def _be_adopted() -> None:
+def _be_adopted(supervisor: int) -> None:
     """Wait until the supervisor is this process's parent."""
-    supervisor = int(os.environ[worker.PARENT])
     deadline_s = time.monotonic() + 5
     while os.getppid() != supervisor:
         if time.monotonic() > deadline_s:

@@ -20,7 +20,7 @@ from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
-from drivetrain.train.hooks import Hook, HookCaller
+from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
 from drivetrain.train.loop import Loop
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
 from drivetrain.train.reporter import Reporter
@@ -45,12 +45,14 @@ class Trainer:
     ) -> None:
         self.task = task
         self.resolved = resolve(config)
-        self.hooks = tuple(hooks)
+        self.hooks = (*hooks, *hooks_from_environment())
         self.stateful = {**_stateful_hooks(self.hooks), **(stateful or {})}
         """Objects with state_dict and load_state_dict, saved and restored with the run."""
         self.history = History()
         self.assembly: Assembly | None = None
         self.run_dir: Path | None = None
+        self.attempt = 0
+        """Which life of the run this is, counted from 1; set by fit()."""
 
     @property
     def config(self) -> RunConfig:
@@ -79,7 +81,7 @@ class Trainer:
             directory = open_directory(assembly)
             self.run_dir = self.history.run_dir = directory.path
             saver = Saver(assembly, self.history, self.stateful)
-            attempt = saver.open(directory)
+            self.attempt = attempt = saver.open(directory)
             begin_attempt(assembly, directory, attempt)
             with open_recorder(assembly, directory) as recorder:
                 recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)

@@ -1,0 +1,171 @@
+"""`drivetrain checkpoint`: list, verify, export, compare. Only the last two wait for torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from drivetrain.checkpoint import catalogue
+from drivetrain.checkpoint.catalogue import Entry
+from drivetrain.checkpoint.locate import Located, damaged, locate
+from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.core.units import readable_bytes
+
+if TYPE_CHECKING:
+    from drivetrain.checkpoint.compare import Comparison, Difference
+
+_SHOWN_DIFFERENCES = 40
+
+
+def ls(address: str, *, as_json: bool) -> int:
+    """What there is, newest first."""
+    located = locate(address)
+    _show_entries(located.entries(), as_json=as_json)
+    return 0
+
+
+def verify(address: str, *, as_json: bool) -> int:
+    """Read every byte; 1 when a checkpoint is damaged, or when none is good."""
+    located = locate(address)
+    checked = [_verified(located, entry) for entry in located.entries()]
+    _show_entries(checked, as_json=as_json)
+    states = [entry.state for entry in checked]
+    return 0 if "good" in states and "damaged" not in states else 1
+
+
+def export(address: str, target: str, step: int | None, max_shard_gb: float) -> int:
+    """The weights as files for other libraries."""
+    from drivetrain.checkpoint.export import export_weights
+
+    located = locate(address)
+    manifest = located.choose(step)
+    try:
+        done = export_weights(located.place, manifest, Path(target), int(max_shard_gb * 1e9))
+    except DamagedCheckpoint as error:
+        raise damaged(manifest.folder, error) from error
+    files = done.files[0] if len(done.files) == 1 else f"{len(done.files)} files"
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        f"{manifest.folder}: {done.num_tensors} tensors, {readable_bytes(done.num_bytes)} → "
+        f"{target} ({files})"
+    )
+    return 0
+
+
+def diff(here: str, there: str, *, as_json: bool) -> int:
+    """What differs; 1 when anything does."""
+    from drivetrain.checkpoint.compare import compare
+
+    sides = []
+    for address in (here, there):
+        located = locate(address)
+        sides.append((located.place, located.choose()))
+    try:
+        found = compare(sides[0], sides[1])
+    except DamagedCheckpoint as error:
+        raise damaged(f"{here} or {there}", error) from error
+    if as_json:
+        _print_json(
+            {
+                "here": sides[0][1].folder,
+                "there": sides[1][1].folder,
+                "identical_tensors": found.num_identical,
+                "differences": [asdict(each) for each in found.differences],
+            }
+        )
+    else:
+        _show_differences(found)
+    return 0 if found.is_same else 1
+
+
+def _verified(located: Located, entry: Entry) -> Entry:
+    if entry.manifest is None:
+        return entry
+    try:
+        catalogue.verify(located.place, entry.folder)
+    except DamagedCheckpoint as error:
+        return replace(entry, manifest=None, problem=str(error))
+    return entry
+
+
+def _show_entries(entries: Sequence[Entry], *, as_json: bool) -> None:
+    if as_json:
+        _print_json([_as_dict(entry) for entry in entries])
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("checkpoint", "written", "size", "state"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "size" else "left")
+    table.add_column("layout, or what is wrong")
+    for entry in entries:
+        table.add_row(entry.folder, *_cells(entry))
+    Console(highlight=False, markup=False).print(table)
+
+
+def _cells(entry: Entry) -> tuple[str, str, str, str]:
+    manifest = entry.manifest
+    if manifest is None:
+        return "", "", entry.state, entry.problem
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.created_s))
+    axes = [f"{axis}={size}" for axis, size in manifest.layout.items() if size > 1]
+    layout = " ".join([manifest.strategy, *(axes or ["one rank"])])
+    if manifest.contents == "weights":
+        layout += ", weights only"
+    return written, readable_bytes(manifest.num_bytes), entry.state, layout
+
+
+def _as_dict(entry: Entry) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "folder": entry.folder,
+        "step": entry.step,
+        "attempt": entry.attempt,
+        "state": entry.state,
+        "problem": entry.problem or None,
+    }
+    if entry.manifest is not None:
+        manifest = entry.manifest
+        shown |= {
+            "bytes": manifest.num_bytes,
+            "created_s": manifest.created_s,
+            "contents": manifest.contents,
+            "strategy": manifest.strategy,
+            "layout": dict(manifest.layout),
+            "position": dict(manifest.position),
+            "versions": dict(manifest.versions),
+        }
+    return shown
+
+
+def _show_differences(found: Comparison) -> None:
+    console = Console(highlight=False, markup=False)
+    if found.is_same:
+        console.print(f"the same: {found.num_identical} tensors bit for bit, and every value")
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", overflow="fold")
+    table.add_column("difference", overflow="fold")
+    table.add_column("largest gap", no_wrap=True, justify="right")
+    for each in found.differences[:_SHOWN_DIFFERENCES]:
+        gap = "" if each.max_abs is None else f"{each.max_abs:.3g}"
+        table.add_row(each.name, _shown(each), gap)
+    console.print(table)
+    hidden = len(found.differences) - _SHOWN_DIFFERENCES
+    more = f" ({hidden} not shown; --json has them all)" if hidden > 0 else ""
+    console.print(
+        f"{len(found.differences)} differences{more}; "
+        f"{found.num_identical} tensors are the same bit for bit"
+    )
+
+
+def _shown(each: Difference) -> str:
+    return f"{each.here} → {each.there}" if each.max_abs is None else each.here
+
+
+def _print_json(document: Any) -> None:
+    Console(soft_wrap=True, highlight=False, markup=False).print(json.dumps(document, indent=2))

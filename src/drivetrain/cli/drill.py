@@ -1,0 +1,51 @@
+"""`drivetrain drill`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from drivetrain.core.errors import ConfigError, Problem
+
+
+def run_campaign_verb(numbers: range, output: str) -> int:
+    """Seeded random drills on the built-in workload; 1 when one of them failed."""
+    from rich.console import Console
+
+    from drivetrain.testing.faults.campaign import plot, read_rows, run_campaign, table
+
+    console = Console(highlight=False)
+    target = Path(output)
+    run_campaign(numbers, target, lambda text: console.print(text, markup=False, soft_wrap=True))
+    rows = read_rows(target)
+    (target / "table.md").write_text(table(rows))
+    plot(rows, target / "recovery.png")
+    console.print(table(rows), markup=False)
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def run_script_verb(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
+    """Each kind of fault once, on the user's own script."""
+    from rich.console import Console
+
+    from drivetrain.testing.faults.drill import Setting, run_drill, run_reference
+    from drivetrain.testing.faults.script import ONE_HOST, Fault, Faults
+
+    unknown = [kind for kind in kinds if kind not in ONE_HOST]
+    if unknown:
+        known = ", ".join(ONE_HOST)
+        raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
+    console = Console(highlight=False)
+    setting = Setting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
+    passed = True
+    with tempfile.TemporaryDirectory(prefix="drill-") as scratch:
+        console.print(f"{words[0]} on {ranks} ranks, without a fault …", markup=False)
+        reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
+        for kind in (each for each in ONE_HOST if each in kinds):
+            faults = Faults((Fault(kind, step, rank=ranks - 1),))
+            outcome = run_drill(setting, faults, reference, Path(scratch) / kind, timeout_s=3600)
+            passed &= outcome.passed
+            took = ", ".join(f"{value:.1f} s" for value in outcome.recovery_s) or "–"
+            verdict = "same weights, every sample once" if outcome.passed else outcome.problems[0]
+            console.print(f"{kind:16}  recovered in {took:8}  {verdict}", markup=False)
+    return 0 if passed else 1

@@ -1,0 +1,72 @@
+"""The guardian: all that `drivetrain train` itself does is keep a supervisor alive.
+
+A supervisor can be killed too, by the system when memory runs out, or by a mistake. Its ranks die
+with it; the guardian, which does next to nothing and so has next to nothing to die of, starts it
+again, and the run goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from drivetrain.record.session import NODE_SESSION
+from drivetrain.supervise.worker import PARENT
+
+_MOST_RESTARTS = 5
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def guard(words: Sequence[str]) -> int:
+    """Run a supervisor for these words; its exit code."""
+    session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+    guardian = _Guardian(words, session)
+    before = {number: signal.signal(number, guardian.forward) for number in _FORWARDED}
+    try:
+        return guardian.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        shutil.rmtree(session, ignore_errors=True)
+
+
+class _Guardian:
+    def __init__(self, words: Sequence[str], session: Path) -> None:
+        self._command = [sys.executable, "-m", "drivetrain.launch.node", *words]
+        self._session = session
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+
+    def run(self) -> int:
+        for _ in range(_MOST_RESTARTS + 1):
+            code = self._run_once()
+            if code >= 0:
+                return code
+            killed_by = signal.Signals(-code).name
+            has_begun = (self._session / "run-0").exists()
+            if self._asked or not has_begun:
+                break
+            sys.stderr.write(f"the supervisor was killed by {killed_by}; starting it again\n")
+            sys.stderr.flush()
+        return 128 - code
+
+    def _run_once(self) -> int:
+        # its own session: a Ctrl-C in the terminal reaches it once, through us
+        self._process = subprocess.Popen(
+            self._command,
+            env={**os.environ, NODE_SESSION: str(self._session), PARENT: str(os.getpid())},
+            start_new_session=True,
+        )
+        return self._process.wait()
+
+    def forward(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._asked = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)

@@ -1,0 +1,27 @@
+"""One node's supervisor as a process of its own: `python -m drivetrain.launch.node WORDS…`."""
+
+from __future__ import annotations
+
+import sys
+
+from drivetrain.core.errors import ConfigError, DrivetrainError
+from drivetrain.supervise.processes import WarmProcess, adopt_orphans
+
+
+def main() -> None:
+    """Errors on purpose are shown as they are, with their exit code."""
+    # both import torch, which takes seconds: side by side
+    adopt_orphans()
+    warm = WarmProcess() if "--warm-start" in sys.argv else None
+    from drivetrain.launch.local import launch
+
+    try:
+        sys.exit(launch(sys.argv[1:], warm))
+    except DrivetrainError as error:
+        prefix = "" if isinstance(error, ConfigError) else "error: "
+        sys.stderr.write(f"{prefix}{error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The audit after a drill: is the run what it would have been?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.checkpoint.place import place_at
+
+StepIds = dict[int, list[int]]
+
+
+def sample_problems(folder: Path, run_dir: Path, expected: StepIds) -> list[str]:
+    """Each step of the run that counts must have used exactly the samples it should, once.
+
+    The step that counts is the one of the last attempt that went on from before it: what an earlier
+    one did beyond that point was done again, and is not part of the run.
+    """
+    claims = lineage.read_claims(place_at(run_dir / "checkpoints"))
+    seen = read_samples(folder)
+    problems = []
+    for step, ids in expected.items():
+        owner = max((c.attempt for c in claims if c.step < step), default=0)
+        used = sorted(seen.get((owner, step), []))
+        if used != ids:
+            problems.append(f"step {step} of attempt {owner} used {used} instead of {ids}")
+    return problems[:3]
+
+
+def read_samples(folder: Path) -> dict[tuple[int, int], list[int]]:
+    """(attempt, step) → sample ids over all ranks, as the witnesses wrote them down."""
+    seen: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for path in (folder / "samples").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            seen[entry["attempt"], entry["step"]] += entry["ids"]
+    return seen
+
+
+def checkpoint_problems(run_dir: Path) -> list[str]:
+    """The newest checkpoint must be whole, to the last byte."""
+    place = place_at(run_dir / "checkpoints")
+    good = [entry for entry in catalogue.entries(place) if entry.manifest is not None]
+    if not good:
+        return ["there is no good checkpoint"]
+    try:
+        catalogue.verify(place, good[0].folder)
+    except DamagedCheckpoint as error:
+        return [f"{good[0].folder}: {error}"]
+    return []
+
+
+def orphans(mark: str) -> list[str]:
+    """Processes of the drill that are still there, told by their environment."""
+    left = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            environment = Path(f"/proc/{entry}/environ").read_bytes()
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        if mark.encode() in environment:
+            left.append(f"process {entry} is left: {command.decode(errors='replace')[:80]}")
+    return left
+
+
+def weights_fingerprint(run_dir: Path) -> str:
+    """Of the trained weights, every bit."""
+    import torch
+
+    from drivetrain.train.weights import weights_sha256
+
+    return weights_sha256(torch.load(run_dir / "checkpoints" / "weights.pt", weights_only=True))

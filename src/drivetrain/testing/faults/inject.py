@@ -1,0 +1,163 @@
+"""Doing it: each kind of fault as one small function, from outside the run, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from drivetrain.checkpoint.manifest import NAME
+from drivetrain.record.session import Progress
+from drivetrain.testing.faults.nodes import DrillNode
+from drivetrain.testing.faults.script import Fault
+from drivetrain.testing.hosts import Hosts
+
+
+class Injector:
+    """Knows the run from outside: its nodes, its ranks' pages, its directory."""
+
+    def __init__(self, nodes: list[DrillNode], hosts: Hosts | None, run_dir: Path) -> None:
+        self._nodes = nodes
+        self._hosts = hosts
+        self._run_dir = run_dir
+        self._passing: list[threading.Thread] = []
+        self._claims = 0
+
+    def pages(self) -> list[Progress]:
+        """Every living rank's page, node by node."""
+        return [page for node in self._nodes for page in node.pages()]
+
+    def is_time(self, fault: Fault) -> bool:
+        """Whether the fault's point has come."""
+        pages = self.pages()
+        if fault.point == "recovery":
+            return bool(pages) and self.num_claims() > self._claims
+        if not pages or max(page.step for page in pages) < fault.step:
+            return False
+        if fault.kind == "corrupt_shard":
+            return bool(self._newest_data())
+        return fault.point == "step" or self._is_saving()
+
+    def inject(self, fault: Fault) -> None:
+        """Break it."""
+        time.sleep(fault.delay_s)
+        self._claims = self.num_claims()
+        acts: dict[str, Callable[[Fault], None]] = {
+            "kill": lambda f: self._signal(f, signal.SIGKILL),
+            "stop": lambda f: self._signal(f, signal.SIGSTOP),
+            "hang": self._hang,
+            "slow": lambda f: self._for_a_while(self._slow, f),
+            "partition": lambda f: self._for_a_while(self._partition, f),
+            "fill_disk": lambda f: self._for_a_while(self._fill_disk, f),
+            "corrupt_shard": self._corrupt,
+            "kill_supervisor": self._kill_supervisor,
+            "kill_node": lambda f: self._nodes[f.host].crash(),
+            "preempt": self._preempt,
+        }
+        acts[fault.kind](fault)
+
+    def close(self) -> None:
+        """Wait for faults that pass."""
+        for thread in self._passing:
+            thread.join()
+
+    def commits(self) -> list[tuple[int, float]]:
+        """(attempt, time) of each checkpoint there is now."""
+        return [
+            (int(path.parent.name.rpartition("-a")[2]), _mtime(path)) for path in self._manifests()
+        ]
+
+    def num_claims(self) -> int:
+        """How many attempts there have been."""
+        return len(list((self._run_dir / "checkpoints").glob("attempt-*.json")))
+
+    def _manifests(self) -> list[Path]:
+        return list((self._run_dir / "checkpoints").glob(f"step-*/{NAME}"))
+
+    def _is_saving(self) -> bool:
+        folders = (self._run_dir / "checkpoints").glob("step-*")
+        return any(not (folder / NAME).exists() for folder in folders)
+
+    def _newest_data(self) -> Path | None:
+        newest = max(self._manifests(), default=None, key=lambda path: path.parent.name)
+        return None if newest is None else newest.parent / "data-00000.bin"
+
+    def _victim(self, fault: Fault) -> int | None:
+        pages = self.pages()
+        return pages[fault.rank % len(pages)].pid if pages else None
+
+    def _signal(self, fault: Fault, number: signal.Signals) -> None:
+        pid = self._victim(fault)
+        if pid is not None:
+            os.kill(pid, number)
+
+    def _hang(self, fault: Fault) -> None:
+        pid = self._victim(fault)
+        if pid is not None:
+            (self._nodes[0].folder / f"hang-{pid}").touch()
+
+    def _slow(self, fault: Fault) -> None:
+        pid = self._victim(fault)
+        end_s = time.monotonic() + fault.duration_s
+        while pid is not None and time.monotonic() < end_s:
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.08)
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                return
+            time.sleep(0.02)
+
+    def _partition(self, fault: Fault) -> None:
+        if self._hosts is not None:
+            a, b = self._hosts[0], self._hosts[1]
+            self._hosts.cut(a, b)
+            time.sleep(fault.duration_s)
+            self._hosts.heal(a, b)
+
+    def _fill_disk(self, fault: Fault) -> None:
+        """The checkpoints lie on a small disk of their own; see drill.py."""
+        filler = self._run_dir / "checkpoints" / "filler"
+        with open(filler, "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * (1 << 16))
+            except OSError:
+                pass
+            time.sleep(fault.duration_s)
+        filler.unlink()
+
+    def _corrupt(self, fault: Fault) -> None:
+        data = self._newest_data()
+        if data is not None and data.exists():
+            with open(data, "r+b") as file:
+                file.seek(data.stat().st_size // 2)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 0x10]))
+        self._signal(fault, signal.SIGKILL)
+
+    def _kill_supervisor(self, fault: Fault) -> None:
+        pid = self._nodes[fault.host].supervisor()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    def _preempt(self, fault: Fault) -> None:
+        process = self._nodes[fault.host].process
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+
+    def _for_a_while(self, act: Callable[[Fault], None], fault: Fault) -> None:
+        thread = threading.Thread(target=act, args=(fault,))
+        thread.start()
+        self._passing.append(thread)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

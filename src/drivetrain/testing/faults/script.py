@@ -1,0 +1,136 @@
+"""A fault script: what is broken, when, and where.
+
+    Faults().kill_at(12, rank=1).corrupt_shard(20).kill_at(25, point="save").preempt_at(40)
+
+Steps are the run's; `point` says where in a step: anywhere in it, while a checkpoint is being
+written, or while the run recovers from the fault before. What is left open is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal[
+    "kill",
+    "stop",
+    "hang",
+    "slow",
+    "partition",
+    "fill_disk",
+    "corrupt_shard",
+    "kill_supervisor",
+    "kill_node",
+    "preempt",
+]
+Point = Literal["step", "save", "recovery"]
+ONE_HOST: tuple[Kind, ...] = (
+    "kill",
+    "stop",
+    "hang",
+    "slow",
+    "fill_disk",
+    "corrupt_shard",
+    "kill_supervisor",
+    "preempt",
+)
+TWO_HOSTS: tuple[Kind, ...] = (*ONE_HOST, "partition", "kill_node")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    kind: Kind
+    step: int
+    """Not before this many steps are done."""
+    rank: int = 0
+    """For faults of a rank: which one, counted over the run."""
+    host: int = 0
+    """For faults of a node."""
+    point: Point = "step"
+    delay_s: float = 0.0
+    """After the point has come."""
+    duration_s: float = 3.0
+    """For faults that pass: slow, partition, full disk."""
+
+    def __str__(self) -> str:
+        where = f"host {self.host}" if self.kind in _OF_A_HOST else f"rank {self.rank}"
+        return f"{self.kind} {where} at step {self.step} ({self.point})"
+
+
+_OF_A_HOST = ("partition", "kill_supervisor", "kill_node", "preempt")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """A sequence of faults; each method gives a longer one."""
+
+    faults: tuple[Fault, ...] = ()
+
+    def kill_at(self, step: int, rank: int = 0, point: Point = "step") -> Faults:
+        """SIGKILL a rank."""
+        return self._with(Fault("kill", step, rank, point=point))
+
+    def stop_at(self, step: int, rank: int = 0) -> Faults:
+        """SIGSTOP a rank: it is there, and does nothing."""
+        return self._with(Fault("stop", step, rank))
+
+    def hang_at(self, step: int, rank: int = 0) -> Faults:
+        """A rank runs, and never reaches its next collective."""
+        return self._with(Fault("hang", step, rank))
+
+    def slow_at(self, step: int, rank: int = 0, duration_s: float = 3.0) -> Faults:
+        """A rank gets a fifth of its time for a while."""
+        return self._with(Fault("slow", step, rank, duration_s=duration_s))
+
+    def partition_at(self, step: int, duration_s: float = 3.0) -> Faults:
+        """The network between the hosts drops everything for a while."""
+        return self._with(Fault("partition", step, duration_s=duration_s))
+
+    def fill_disk_at(self, step: int, duration_s: float = 3.0) -> Faults:
+        """The checkpoints' disk is full for a while."""
+        return self._with(Fault("fill_disk", step, duration_s=duration_s))
+
+    def corrupt_shard(self, step: int, rank: int = 0) -> Faults:
+        """A bit of the newest checkpoint flips, and then a rank dies."""
+        return self._with(Fault("corrupt_shard", step, rank))
+
+    def kill_supervisor(self, step: int, host: int = 0) -> Faults:
+        """SIGKILL the supervisor; its ranks die with it."""
+        return self._with(Fault("kill_supervisor", step, host=host))
+
+    def kill_node(self, step: int, host: int = 0) -> Faults:
+        """Everything on a host ends at once; a scheduler brings a new one."""
+        return self._with(Fault("kill_node", step, host=host))
+
+    def preempt_at(self, step: int, host: int = 0) -> Faults:
+        """SIGTERM to a node, as a scheduler sends it; started again when it has left."""
+        return self._with(Fault("preempt", step, host=host))
+
+    def _with(self, fault: Fault) -> Faults:
+        return replace(self, faults=(*self.faults, fault))
+
+
+def draw(
+    seed: int, kinds: Sequence[Kind], steps: tuple[int, int], num_ranks: int, num_hosts: int
+) -> Faults:
+    """A random script: one fault, sometimes another while the first is recovered from."""
+    chance = random.Random(seed)  # noqa: S311 - repeatable is what it must be
+    kind = kinds[seed % len(kinds)]
+    first = Fault(
+        kind=kind,
+        step=chance.randint(*steps),
+        rank=chance.choice([0, chance.randrange(num_ranks)]),
+        host=chance.choice([0, chance.randrange(num_hosts)]),
+        point=chance.choice(["step", "step", "save"]) if kind in ("kill", "preempt") else "step",
+        delay_s=chance.uniform(0, 0.1),
+        duration_s=chance.uniform(2.0, 4.0),
+    )
+    faults = [first]
+    if kind in ("kill", "corrupt_shard") and chance.random() < 0.25:
+        again = replace(first, kind="kill", point="recovery", delay_s=chance.uniform(0, 0.6))
+        faults.append(replace(again, rank=chance.randrange(num_ranks)))
+    return Faults(tuple(faults))

@@ -1,0 +1,150 @@
+"""Supervision, stepped by hand: no processes, no sleeping."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivetrain.record.session import Phase, Progress
+from drivetrain.supervise.machine import Action, Machine, State
+from drivetrain.supervise.policy import Budgets, End, Kind, decide
+from drivetrain.supervise.stall import Patience, StallWatch
+
+FAILED = End(Kind.FAILED, 7)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def machine() -> tuple[Machine, Clock]:
+    clock = Clock()
+    return Machine(Budgets(), clock, grace_s=30), clock
+
+
+def test_a_run_without_trouble() -> None:
+    m, _ = machine()
+    assert m.met() == [Action.START]
+    assert m.ended(End(Kind.FINISHED, 100, 0)) == []
+    assert m.state is State.FINISHING
+    assert m.others_ended() == [Action.LEAVE]
+    assert (m.state, m.exit_code) == (State.OVER, 0)
+
+
+def test_a_failure_ends_the_workers_and_meets_again() -> None:
+    m, _ = machine()
+    m.met()
+    assert m.ended(FAILED) == [Action.KILL, Action.MEET]
+    assert m.state is State.MEETING
+    assert m.met() == [Action.START]
+
+
+def test_a_stall_writes_down_the_stacks_first() -> None:
+    m, _ = machine()
+    m.met()
+    assert m.ended(End(Kind.STALLED, 7)) == [Action.DUMP_STACKS, Action.KILL, Action.MEET]
+
+
+def test_asked_to_stop_the_ranks_get_their_grace() -> None:
+    m, clock = machine()
+    m.met()
+    assert m.asked("SIGTERM") == [Action.ASK]
+    clock.now_s = 29
+    assert m.tick() == []
+    assert m.ended(End(Kind.PREEMPTED, 12, 75)) == [Action.KILL, Action.LEAVE]
+    assert m.exit_code == 75
+
+
+def test_out_of_grace_they_are_ended_and_the_code_still_says_resume_me() -> None:
+    m, clock = machine()
+    m.met()
+    m.asked("SIGTERM")
+    clock.now_s = 31
+    assert m.tick() == [Action.KILL, Action.LEAVE]
+    assert (m.exit_code, m.state) == (75, State.OVER)
+    assert "30 s" in m.why
+
+
+def test_asked_twice_means_now() -> None:
+    m, _ = machine()
+    m.met()
+    m.asked("SIGINT")
+    assert m.asked("SIGINT") == [Action.KILL, Action.LEAVE]
+
+
+def test_a_node_that_finished_goes_back_for_one_that_failed() -> None:
+    m, _ = machine()
+    m.met()
+    m.ended(End(Kind.FINISHED, 100, 0))
+    assert m.rejoin() == [Action.KILL, Action.MEET]
+    assert m.met() == [Action.START]
+
+
+def test_a_transition_that_cannot_be_is_refused() -> None:
+    m, _ = machine()
+    with pytest.raises(RuntimeError, match="MEETING"):
+        m.others_ended()
+
+
+def test_budgets_are_separate() -> None:
+    budgets = Budgets(failures=2, preemptions=5, start_ups=1)
+    failures = [End(Kind.FAILED, step) for step in (3, 9)]
+    assert not decide(End(Kind.FAILED, 20), failures, budgets).restart
+    assert decide(End(Kind.PREEMPTED, 20, 75), failures, budgets).restart
+    assert decide(End(Kind.START_UP, 0), failures, budgets).restart
+    assert not decide(End(Kind.START_UP, 0), [End(Kind.START_UP, 0)], budgets).restart
+    assert decide(End(Kind.PEER, 20), failures * 50, budgets).restart
+
+
+def test_a_crash_loop_at_one_step_stops_with_the_reason() -> None:
+    history = [FAILED, End(Kind.PREEMPTED, 7, 75), FAILED]
+    decision = decide(FAILED, history, Budgets(failures=100))
+    assert not decision.restart
+    assert "after step 7: a crash loop" in decision.why
+    assert decide(End(Kind.FAILED, 8), history, Budgets(failures=100)).restart
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 6])
+def test_what_would_end_the_same_way_is_not_started_again(code: int) -> None:
+    assert not decide(End(Kind.FAILED, 7, code), [], Budgets()).restart
+
+
+def test_a_script_without_steps_is_restarted_only_when_asked_for() -> None:
+    end = End(Kind.START_UP, 0, trains=False)
+    assert not decide(end, [], Budgets()).restart
+    assert decide(end, [], Budgets(restarts_anything=True)).restart
+
+
+def page(step: int, at_s: float, phase: Phase = Phase.STEPPING) -> Progress:
+    return Progress(step, phase, 1, at_s)
+
+
+def test_the_time_out_is_learned_from_the_runs_own_steps() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
+    for step in range(10):
+        assert watch.observe([page(step, step * 2.0)], step * 2.0) is None
+    assert watch.allowed_s(Phase.STEPPING) == pytest.approx(20.0)
+    assert watch.observe([page(9, 18.0)], 18.0 + 19) is None
+    stall = watch.observe([page(9, 18.0)], 18.0 + 21)
+    assert stall is not None
+    assert "no progress for 21.0 s after step 9" in str(stall)
+
+
+def test_starting_and_saving_may_take_longer() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
+    assert watch.observe([page(0, 0.0, Phase.STARTING)], 99) is None
+    assert watch.observe([page(5, 0.0, Phase.SAVING)], 101) is not None
+
+
+def test_the_rank_that_is_furthest_behind_is_named_and_a_script_without_pages_never_stalls() -> (
+    None
+):
+    watch = StallWatch(Patience(stepping_s=1.0))
+    stall = watch.observe([page(8, 0.0), page(7, 0.5)], 10)
+    assert stall is not None
+    assert stall.local_rank == 1
+    assert watch.observe([None, None], 1e9) is None
+    assert watch.observe([page(8, 0.0, Phase.ENDED)], 1e9) is None
