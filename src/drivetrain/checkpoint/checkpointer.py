@@ -213,7 +213,8 @@ class Checkpointer:
         return manifest
 
     def _open(self, folder: str) -> tuple[Manifest, ShardReader]:
-        manifest = catalogue.read_manifest(self.place, folder)
+        # rank 0 has just looked at every file's size; at scale that is not for everybody to repeat
+        manifest = catalogue.read_manifest(self.place, folder, check_sizes=False)
         if manifest.contents != "everything":
             raise DamagedCheckpoint("it holds weights only; nothing can go on from it exactly")
         reader = ShardReader(self.place, manifest)
@@ -231,8 +232,8 @@ class Checkpointer:
         problem, result = "", None
         try:
             result = read()
-        except (DamagedCheckpoint, pickle.UnpicklingError, KeyError) as error:
-            problem = str(error).splitlines()[0]
+        except (DamagedCheckpoint, pickle.UnpicklingError, KeyError, OSError) as error:
+            problem = (str(error) or type(error).__name__).splitlines()[0]
         if self._world.sum_floats([float(bool(problem))])[0]:
             raise DamagedCheckpoint(problem or "damaged, as another rank found")
         return cast(Result, result)
@@ -253,9 +254,9 @@ class Checkpointer:
             raise _HalfLoaded(_reason(error)) from None
 
     def clean(self) -> None:
-        """Remove what earlier attempts left unfinished. Rank 0 only."""
-        for entry in catalogue.entries(self.place):
-            if entry.attempt < self.attempt and entry.problem.startswith("no manifest"):
+        """Remove what earlier attempts left unfinished, or wrote after they were replaced."""
+        for entry in catalogue.entries(self.place, check_sizes=False):
+            if entry.attempt < self.attempt and entry.state in ("unfinished", "replaced"):
                 self.place.remove(entry.folder)
 
     def close(self) -> Saved | None:
@@ -287,7 +288,8 @@ class Checkpointer:
             warnings.warn(f"an outdated checkpoint was not deleted: {error}", stacklevel=2)
 
     def _drop_outdated(self) -> None:
-        good = self.good()
+        listed = catalogue.entries(self.place, check_sizes=False)
+        good = [entry.manifest for entry in listed if entry.manifest is not None]
         for step in outdated([m.step for m in good], self._rule, self.scores):
             for manifest in good:
                 if manifest.step == step:

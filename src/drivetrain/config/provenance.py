@@ -48,4 +48,4 @@ class ResolvedConfig:
             "config": self.config.model_dump(mode="json"),
             "sources": {path: str(self.source(path)) for path in leaf_keys()},
         }
-        return yaml.safe_dump(document, sort_keys=False, width=100)
+        return yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)

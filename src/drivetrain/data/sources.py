@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -48,6 +49,8 @@ class Source:
     def loader_options(self) -> dict[str, Any]:
         """The options of torch's DataLoader that do not decide which samples are read."""
         options: dict[str, Any] = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
+        # of its own: a loader draws from it when it is made, and a resumed run makes one more
+        options["generator"] = torch.Generator()
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["worker_init_fn"] = self.worker_init_fn
@@ -126,9 +129,9 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
         return False
     elif isinstance(sampler, DistributedSampler):
         return bool(sampler.shuffle)
-    elif type(sampler) is RandomSampler and _draws_each_once(sampler, loader.dataset):
+    elif _is_stock(sampler, RandomSampler) and _draws_each_once(sampler, loader.dataset):
         return True
-    elif type(sampler) is SequentialSampler:
+    elif _is_stock(sampler, SequentialSampler):
         return False
     raise ConfigError(
         [
@@ -141,6 +144,12 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
             )
         ]
     )
+
+
+def _is_stock(sampler: Any, kind: type) -> bool:
+    """Torch's own, or torchdata's of the same name; a user's may do anything."""
+    has_its_name = type(sampler).__name__ == kind.__name__
+    return has_its_name and type(sampler).__module__.startswith(("torch.", "torchdata."))
 
 
 def _draws_each_once(sampler: RandomSampler, dataset: Any) -> bool:

@@ -43,14 +43,15 @@ class StreamFeed:
         self._sum = sum_over_ranks
         """Given for own_shard, where only the ranks together know a step's size."""
         self._epoch_now, self._step, self._epoch_began_at = 0, 0, 0
+        self._is_over = False
         self._dataset_state: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the epoch."""
+        """The place in the epoch; after a short batch it is over, and the next has begun."""
         return {
             "step": self._step,
-            "epoch": self._epoch_now,
-            "epoch_began_at": self._epoch_began_at,
+            "epoch": self._epoch_now + self._is_over,
+            "epoch_began_at": self._step if self._is_over else self._epoch_began_at,
             "num_shards": None if self._sum is None else self.plan.num_ranks,
         }
 
@@ -79,10 +80,11 @@ class StreamFeed:
     def dataset_state(self) -> dict[str, Any] | None:
         """The dataset's own account of where it stands: then it need not be read up to there.
 
-        None when it gives none, or when loader processes have read ahead of the steps.
+        None when it gives none, when loader processes have read ahead of the steps, or when only a
+        shard of it is read: where that stands, the dataset does not know.
         """
-        dataset = self._source.dataset
-        if self._source.num_workers or not hasattr(dataset, "load_state_dict"):
+        dataset, own_shard = self._source.dataset, self._sum is not None
+        if own_shard or self._source.num_workers or not hasattr(dataset, "load_state_dict"):
             return None
         state: dict[str, Any] = dataset.state_dict()
         return state
@@ -100,10 +102,14 @@ class StreamFeed:
                 return
             if epoch > self._epoch_now:
                 self._epoch_now, self._epoch_began_at = epoch, self._step
-            for turns in self._rest_of_epoch():
-                if total_steps is not None and self._step == total_steps:
-                    return
+            rest = self._rest_of_epoch()
+            while self._step != total_steps:  # asked first: what is read ahead would be lost
+                turns = next(rest, None)
+                if turns is None:
+                    break
                 self._step += 1
+                whole = turns[0][0].batch_samples
+                self._is_over = self._sum is None and whole < self.plan.global_batch_size
                 yield iter(turns)
             if self._step == self._epoch_began_at:
                 raise ConfigError(

@@ -136,7 +136,8 @@ class Saver:
         )
         self._note(before)
         self._last_saved = step
-        self._failed_at_s = None
+        if before is None or before.step != step or not before.problem:
+            self._failed_at_s = None  # a save that was not waited for makes up for the one before
         every = self._rule.every_steps
         self._next_save = step + every if isinstance(every, int) else None  # auto: at next pulse
         self.page.note(Phase.STEPPING)

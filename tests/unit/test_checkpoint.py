@@ -1,0 +1,321 @@
+"""The parts of a checkpoint, each alone: from the manifest to the place it lies in."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.interval import MOST_BETWEEN_SAVES_S, best_interval
+from drivetrain.checkpoint.manifest import (
+    NAME,
+    DamagedCheckpoint,
+    File,
+    Manifest,
+    checksum,
+    folder_name,
+    parse_folder,
+)
+from drivetrain.checkpoint.place import LocalPlace, Place, RemotePlace, place_at
+from drivetrain.checkpoint.retention import outdated
+from drivetrain.checkpoint.state import pack, unpack
+from drivetrain.config.schema import Checkpoint
+from drivetrain.core.errors import ConfigError
+
+# Manifest
+
+
+def manifest(step: int = 7, attempt: int = 1) -> Manifest:
+    layout = {"pp": 1, "dp_replicate": 2, "dp_shard": 1, "cp": 1, "tp": 1}
+    return Manifest(step, attempt, layout, "ddp", {"step": step}, values={"lr": [0.1, math.pi]})
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    whole = replace(manifest(), files=(File("data-00000.bin", 3, checksum(b"abc")),))
+    assert Manifest.from_json(whole.to_json()) == whole
+    assert whole.num_bytes == 3
+
+
+@given(st.data())
+def test_no_flipped_bit_of_a_manifest_goes_unnoticed(data: st.DataObject) -> None:
+    good = manifest()
+    content = bytearray(good.to_json())
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        read = Manifest.from_json(bytes(content))
+    except DamagedCheckpoint:
+        return
+    # spaces between two values, or how a number is written, are nothing a manifest says
+    assert read == good
+
+
+def test_folders_sort_by_step_and_nothing_else_is_one() -> None:
+    names = [folder_name(step, 1) for step in (5, 40, 1_000_000)]
+    assert names == sorted(names)
+    assert [parse_folder(name) for name in names] == [(5, 1), (40, 1), (1_000_000, 1)]
+    for other in ("step-5", "weights.pt", "attempt-00001.json", "step-000000005-a1.tmp", ""):
+        assert parse_folder(other) is None
+
+
+# Lineage and catalogue
+
+
+def commit(place: Place, step: int, attempt: int, content: bytes = b"data") -> str:
+    """A checkpoint with one file, committed as the checkpointer does."""
+    file = File("data-00000.bin", len(content), checksum(content))
+    whole = replace(manifest(step, attempt), files=(file,))
+    place.put(f"{whole.folder}/{file.name}", content)
+    place.put(f"{whole.folder}/{NAME}", whole.to_json())
+    return whole.folder
+
+
+def states(place: Place) -> dict[str, str]:
+    return {entry.folder: entry.state for entry in catalogue.entries(place)}
+
+
+def test_attempts_get_numbers_of_their_own(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    assert [lineage.claim_next(place, step).attempt for step in (0, 10, 10)] == [1, 2, 3]
+    assert lineage.claim_next(place, 20, at_least=7) == lineage.Claim(7, 20)
+    assert [claim.step for claim in lineage.read_claims(place)] == [0, 10, 10, 20]
+
+
+def test_attempts_that_claim_at_once_get_different_numbers(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    start = threading.Barrier(8)
+    numbers: list[int] = []
+
+    def claim() -> None:
+        start.wait()
+        numbers.append(lineage.claim_next(place, 0).attempt)
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 9))
+
+
+def test_what_a_stale_attempt_commits_late_is_not_part_of_the_run(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    commit(place, 10, 1)
+    lineage.claim_next(place, 10)
+    lineage.check_not_stale(place, 2)
+    with pytest.raises(lineage.StaleAttempt, match="attempt 2 has taken over") as caught:
+        lineage.check_not_stale(place, 1)
+    assert caught.value.exit_code == 77
+    commit(place, 15, 2)
+    # it was between its check and its manifest when the other one claimed the run
+    late = commit(place, 20, 1)
+    assert states(place) == {
+        late: "replaced",
+        folder_name(15, 2): "good",
+        folder_name(10, 1): "good",
+    }
+
+
+def test_a_claim_nobody_can_read_still_fences(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    folder = commit(place, 10, 1)
+    (tmp_path / "attempt-00002.json").write_bytes(b"\x00")
+    assert states(place) == {folder: "replaced"}
+
+
+def test_the_catalogue_tells_good_from_unfinished_from_damaged(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    short, fine = commit(place, 20, 1), commit(place, 10, 1)
+    place.put(f"{folder_name(30, 1)}/data-00000.bin", b"half")
+    place.put("weights.pt", b"not a checkpoint")
+    place.put(f"{short}/data-00000.bin", b"dat")
+    assert list(states(place).items()) == [
+        (folder_name(30, 1), "unfinished"),
+        (short, "damaged"),
+        (fine, "good"),
+    ]
+    assert catalogue.entries(place)[1].problem == "data-00000.bin has 3 bytes, not 4"
+
+
+def test_verify_reads_what_the_catalogue_only_measures(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    folder = commit(place, 20, 1)
+    catalogue.verify(place, folder)
+    place.put(f"{folder}/data-00000.bin", b"dada")
+    assert states(place) == {folder: "good"}
+    with pytest.raises(DamagedCheckpoint, match="data-00000.bin does not match its checksum"):
+        catalogue.verify(place, folder)
+
+
+# Retention
+
+
+@pytest.mark.parametrize(
+    ("rule", "gone"),
+    [
+        ({}, [30, 20, 10]),
+        ({"keep_last": 1}, [40, 30, 20, 10]),
+        ({"keep_last": 9}, []),
+        ({"keep_every": 20}, [30, 10]),
+        ({"keep_best": "loss"}, [30, 10]),
+        ({"keep_best": "loss", "keep_best_mode": "max"}, [20, 10]),
+        ({"keep_last": 1, "keep_every": 40, "keep_best": "loss"}, [30, 10]),
+    ],
+)
+def test_what_may_go(rule: dict[str, object], gone: list[int]) -> None:
+    scores = {20: 0.5, 30: 0.9, 50: 0.7}
+    assert outdated([10, 30, 20, 50, 40], Checkpoint.model_validate(rule), scores) == gone
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
+def test_the_newest_always_stays(steps: Sequence[int], keep_last: int) -> None:
+    gone = outdated(steps, Checkpoint(keep_last=keep_last))
+    assert not set(gone) & set(sorted(set(steps))[-keep_last:])
+    assert len(set(steps) - set(gone)) == min(keep_last, len(set(steps)))
+
+
+# Interval
+
+
+def test_the_interval_is_youngs() -> None:
+    chosen = best_interval(save_s=2.0, step_s=0.5, num_failures=3, running_s=20 * 3600)
+    between_s = (4 + 20) * 3600 / 4
+    assert chosen.steps == round(math.sqrt(2 * 2.0 * between_s) / 0.5)
+    assert "2000 ms a save × 6.0 h between failures" in chosen.why
+    assert "3 failures in 20.0 h so far" in chosen.why
+
+
+def test_the_interval_grows_with_cost_and_shrinks_with_failures() -> None:
+    def seconds(save_s: float = 1.0, failures: int = 0, beside_s: float = 0.0) -> float:
+        return best_interval(save_s, 0.1, failures, 3600.0, beside_s).steps * 0.1
+
+    assert seconds(save_s=4.0) == pytest.approx(2 * seconds(save_s=1.0), rel=1e-2)
+    assert seconds(failures=3) == pytest.approx(seconds() / 2, rel=1e-2)
+    assert seconds(save_s=1e6) == pytest.approx(MOST_BETWEEN_SAVES_S)
+    assert seconds(save_s=0.0, beside_s=500.0) == pytest.approx(1000.0), "saves must not pile up"
+    assert best_interval(1.0, 1e9, 0, 0.0).steps == 1
+
+
+# Places
+
+
+@pytest.fixture(params=["local", "remote"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "local":
+        return place_at(tmp_path / "not" / "yet")
+    return place_at(f"memory://{tmp_path.name}")
+
+
+def test_a_place_keeps_what_it_is_given(place: Place) -> None:
+    assert place.names() == []
+    assert place.size("a/b.bin") is None
+    place.put("a/b.bin", b"0123456789")
+    with place.writing("a/c.bin") as file:
+        file.write(b"01234")
+        file.write(memoryview(b"56789"))
+    assert place.names() == ["a"]
+    assert place.names("a") == ["b.bin", "c.bin"]
+    assert place.names("elsewhere") == []
+    assert place.size("a/c.bin") == 10
+    for name in ("a/b.bin", "a/c.bin"):
+        assert place.read(name) == b"0123456789"
+        assert place.read(name, 3, 4) == b"3456"
+        assert place.read(name, 10, 0) == b""
+    place.put("a/b.bin", b"new")
+    assert place.read("a/b.bin") == b"new"
+    with pytest.raises(FileNotFoundError):
+        place.read("a/d.bin")
+
+
+def test_only_one_can_create(place: Place) -> None:
+    assert place.create("claim", b"first")
+    assert not place.create("claim", b"second")
+    assert place.read("claim") == b"first"
+    assert place.names() == ["claim"], "nothing is left of the second"
+
+
+def test_what_is_removed_is_gone_and_may_be_gone_already(place: Place) -> None:
+    place.put("a/b.bin", b"1")
+    place.put("a/c.bin", b"2")
+    place.remove("a/b.bin")
+    place.remove("a/b.bin")
+    assert place.names("a") == ["c.bin"]
+    place.remove("a")
+    place.remove("a")
+    assert place.names("a") == []
+
+
+def test_a_write_that_fails_leaves_nothing_to_be_read(tmp_path: Path) -> None:
+    class Full(LocalPlace):
+        def writing(self, name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            (self.path / name).write_bytes(b"ha")
+            raise OSError(28, "No space left on device")
+
+    place = Full(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(b"old")
+    with pytest.raises(OSError, match="No space left"):
+        place.put("manifest.json", b"half")
+    with pytest.raises(OSError, match="No space left"):
+        place.create("claim", b"half")
+    assert place.names() == ["manifest.json"]
+    assert place.read("manifest.json") == b"old"
+
+
+def test_many_writers_and_a_reader_that_never_sees_half(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    contents = [bytes([letter]) * 20_000 for letter in b"abcd"]
+    place.put("file", contents[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for content in contents * 10:
+            place.put("file", content)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert place.read("file") in contents
+    writer.join()
+
+
+def test_addresses(tmp_path: Path) -> None:
+    assert isinstance(place_at(f"file://{tmp_path}"), LocalPlace)
+    assert isinstance(place_at("memory://x"), RemotePlace)
+    with pytest.raises(ConfigError, match="address = nowhere://x: Protocol not known"):
+        place_at("nowhere://x")
+
+
+# What a rank keeps to itself
+
+
+def test_own_state_comes_back() -> None:
+    state = {"a": [1, 2.5, None, "x"], "b": {"t": torch.arange(4)}}
+    back = unpack(pack(state))
+    assert back["a"] == state["a"]
+    assert torch.equal(back["b"]["t"], torch.arange(4))
+
+
+def test_what_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pack({"fine": {"step": 1}, "hook.0.Ema": {"path": tmp_path}})
+    assert str(caught.value) == (
+        "state_dict of hook.0.Ema: cannot be saved without pickle; "
+        "let it return numbers, text, lists, dicts and tensors"
+    )
+
+
+def test_bytes_that_are_something_else_are_damage() -> None:
+    with pytest.raises(DamagedCheckpoint, match="a rank's own state cannot be read"):
+        unpack(torch.frombuffer(bytearray(json.dumps({}).encode()), dtype=torch.uint8))
