@@ -182,7 +182,8 @@ class Checkpointer:
         tried: set[str] = set()
         half_loaded = ""
         while True:
-            folder = self._world.agree(self._next_folder(tried) if self._world.is_main else "")
+            looks = self._world.is_main or self._group is None
+            folder = self._world.agree(self._next_folder(tried) if looks else "")
             if not folder and half_loaded:
                 raise _no_good(half_loaded, self.place.address)
             if not folder:

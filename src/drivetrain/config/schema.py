@@ -196,6 +196,9 @@ class RunConfig(Section):
     """Sample order, initial weights and dropout all follow from it."""
     reproducibility: Literal["standard", "bitwise"] = "standard"
     """bitwise: the same weights, bit for bit, at any number of data-parallel ranks."""
+    fault_tolerance: Literal["restart", "live"] = "restart"
+    """restart: after a failure all ranks start again from the last checkpoint. live: ddp replicas
+    go on without the lost one, which comes back by itself (`drivetrain train --live`)."""
     name: str | None = Field(default=None, coerce_numbers_to_str=True)
     """Name of the run; null: the time it started."""
     output_dir: Path = Path("runs")

@@ -53,6 +53,7 @@ class Command:
 def add_our_flags(parser: argparse.ArgumentParser) -> None:
     """What torchrun does not have."""
     parser.add_argument("--run-dir", default=None)
+    parser.add_argument("--live", action="store_true")
     parser.add_argument("--spares", type=int, default=None)
     parser.add_argument("--warm-start", action="store_true")
     parser.add_argument("--grace-period", type=float, default=30.0)

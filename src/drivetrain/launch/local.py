@@ -34,6 +34,7 @@ def launch(words: Sequence[str], warm: WarmProcess | None = None) -> int:
     command = parse_command(words, parser)
     args = parser.parse_args(command.torchrun_args)
     _check_script(command, args)
+    _check_live(args)
     given = {word.partition("=")[0] for word in command.launcher_args}
     _fill_in(args, given)
     with _environment(args, given):
@@ -44,6 +45,14 @@ def _check_script(command: Command, args: argparse.Namespace) -> None:
     if not args.module and not args.no_python and not Path(command.script).is_file():
         raise ConfigError(
             [Problem("SCRIPT", "no such file", "give the path of your script", command.script)]
+        )
+
+
+def _check_live(args: argparse.Namespace) -> None:
+    if args.live and args.run_dir is None:
+        remedy = "add --run-dir DIR, on storage that all nodes share"
+        raise ConfigError(
+            [Problem("--live", "replicas must know the run's directory", remedy, has_value=False)]
         )
 
 
@@ -178,4 +187,5 @@ def _settings(args: argparse.Namespace, command: Command, given: set[str]) -> Se
         grace_s=args.grace_period,
         spares=args.spares,
         warm_start=args.warm_start,
+        live=args.live,
     )

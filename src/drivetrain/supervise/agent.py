@@ -38,12 +38,13 @@ from torch.distributed.elastic.rendezvous import (
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import NODE_SESSION, Phase, Progress, read_progress
 from drivetrain.supervise.failure import RankFailure, root_cause
+from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
-from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, Budgets, End, Kind
+from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, Budgets, End, Kind, decide
 from drivetrain.supervise.processes import Node, WarmProcess
 from drivetrain.supervise.rendezvous import FolderRendezvous
-from drivetrain.supervise.report import paragraph, stopped
+from drivetrain.supervise.report import lost_replica, paragraph, stopped
 from drivetrain.supervise.stall import Patience, Stall, StallWatch
 from drivetrain.supervise.worker import die_with_parent
 
@@ -64,6 +65,8 @@ class Settings:
     grace_s: float = 30.0
     spares: int | None = None
     """Warm processes kept ready; None: one per worker."""
+    live: bool = False
+    """Whether ranks are replicas that are replaced one by one, while the others go on."""
     warm_start: bool = False
     """Import once and fork the first ranks too."""
 
@@ -88,6 +91,7 @@ class Supervisor(SimpleElasticAgent):
         self._machine = Machine(settings.budgets, time.monotonic, settings.grace_s)
         self._logs = logs
         self._watch = StallWatch(settings.patience)
+        self._lighthouse: Lighthouse | None = None
         self._num_started = 0
         self._asked: str = ""
         self._host = socket.gethostname()
@@ -100,9 +104,20 @@ class Supervisor(SimpleElasticAgent):
         self._num_started += 1
         self._watch = StallWatch(self._settings.patience, self._watch.leniency)
         environments = [self._environment(worker_group, w.local_rank) for w in worker_group.workers]
+        if self._settings.live:
+            address = self._lighthouse_address(worker_group)
+            environments = [{**env, ADDRESS: address, LIVE: "1"} for env in environments]
         self._node.start(environments)
         self._logs.follow([worker.global_rank for worker in worker_group.workers])
         return {worker.local_rank: worker.pid for worker in self._node.workers}
+
+    def _lighthouse_address(self, group: WorkerGroup) -> str:
+        """The first node keeps it; the others ask the round's store."""
+        store: Any = self._store
+        if group.group_rank == 0:
+            self._lighthouse = self._lighthouse or Lighthouse(str(group.master_addr))
+            store.set("lighthouse", self._lighthouse.address)
+        return str(store.get("lighthouse").decode())
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         self._node.kill()
@@ -110,6 +125,8 @@ class Supervisor(SimpleElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
         self._node.close()
         self._logs.close()
+        if self._lighthouse is not None:
+            self._lighthouse.close()
         handler = self._worker_group.spec.rdzv_handler
         with contextlib.suppress(Exception):  # the store may be gone with its node
             if self._leaves_alone and isinstance(handler, FolderRendezvous):
@@ -174,7 +191,28 @@ class Supervisor(SimpleElasticAgent):
         if self._machine.state is State.RUNNING and self._nodes_are_waiting():
             self._end(End(Kind.RESIZED, self._step()))
 
+    def _replace_lost(self, codes: Mapping[int, int]) -> bool:
+        """Live replicas are started again each by itself, until one has finished the run."""
+        lost = {rank: code for rank, code in codes.items() if code != 0}
+        if not lost or len(lost) < len(codes):
+            return False
+        for rank, code in lost.items():
+            failures = [self._failure(rank, code)]
+            end = self._classify(failures)
+            decision = decide(end, self._machine.history, self._settings.budgets)
+            if not decision.restart or end.kind is Kind.PREEMPTED:
+                return False
+            self._machine.history.append(end)
+            self._write_end(end, failures, "", {})
+            self._say(lost_replica(end, failures[0], self._host))
+            self._node.replace(rank)
+        return True
+
     def _on_exits(self, codes: Mapping[int, int]) -> None:
+        if self._settings.live and self._machine.state is State.RUNNING:
+            finished = all(code == 0 for code in codes.values())
+            if self._replace_lost(codes) or (not finished and 0 in codes.values()):
+                return
         if all(code == 0 for code in codes.values()):
             if len(codes) == len(self._node.workers):
                 self._end(End(Kind.FINISHED, self._step(), 0))
@@ -211,6 +249,9 @@ class Supervisor(SimpleElasticAgent):
 
     def _on_stall(self, stall: Stall) -> None:
         self._watch.leniency *= 2
+        if self._settings.live and self._machine.state is State.RUNNING:
+            self._node.workers[stall.local_rank].kill()  # its end is seen at the next look
+            return
         rank = self._worker_group.workers[stall.local_rank].global_rank
         self._end(End(Kind.STALLED, self._step()), detail=f"rank {rank}: {stall}")
 

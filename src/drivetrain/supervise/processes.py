@@ -127,6 +127,7 @@ class Node:
         self._is_python = is_python
         self.workers: list[Worker] = []
         self._spares: list[Worker] = []
+        self._environments: list[Mapping[str, str]] = []
         self._warm = warm
         adopt_orphans()
 
@@ -148,25 +149,30 @@ class Node:
             forked = self._warm.fork(self._command) if state == "ready" else None
             self._spares.append(forked or self._spawn(warm=True))
 
-    def start(self, environments: Sequence[Mapping[str, str]]) -> int:
-        """One worker per environment; how many of them were warm."""
-        self.workers, num_warm = [], 0
-        for local_rank, environment in enumerate(environments):
-            page_path(self._session, local_rank).unlink(missing_ok=True)
-            stacks = self.stacks_path(local_rank)
-            stacks.unlink(missing_ok=True)
-            own = {STACKS: str(stacks), SESSION: str(self._session)}
-            # the warm process may be older than what the supervisor has set since
-            whole = {**os.environ, **environment, **own}
-            worker = self._take(whole)
-            num_warm += worker is not None
-            if worker is None:
-                worker = self._spawn(warm=False, environment=None if self._is_python else whole)
-                if self._is_python:
-                    worker.tell(whole)
-            worker.local_rank = local_rank
-            self.workers.append(worker)
-        return num_warm
+    def start(self, environments: Sequence[Mapping[str, str]]) -> None:
+        """One worker per environment."""
+        self._environments = list(environments)
+        self.workers = [self._start_one(rank) for rank in range(len(environments))]
+
+    def replace(self, local_rank: int) -> None:
+        """Another process in a rank's place; the others are not touched."""
+        self.workers[local_rank].kill()
+        self.workers[local_rank] = self._start_one(local_rank)
+
+    def _start_one(self, local_rank: int) -> Worker:
+        page_path(self._session, local_rank).unlink(missing_ok=True)
+        stacks = self.stacks_path(local_rank)
+        stacks.unlink(missing_ok=True)
+        own = {STACKS: str(stacks), SESSION: str(self._session)}
+        # the warm process may be older than what the supervisor has set since
+        whole = {**os.environ, **self._environments[local_rank], **own}
+        worker = self._take(whole)
+        if worker is None:
+            worker = self._spawn(warm=False, environment=None if self._is_python else whole)
+            if self._is_python:
+                worker.tell(whole)
+        worker.local_rank = local_rank
+        return worker
 
     def _take(self, environment: Mapping[str, str]) -> Worker | None:
         """A waiting process that accepts the work."""

@@ -9,6 +9,16 @@ from drivetrain.supervise.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.policy import End, Kind
 
 
+def lost_replica(end: End, failure: RankFailure, host: str) -> str:
+    """What is said when a live run goes on without one of its replicas."""
+    when = time.strftime("%H:%M:%S")
+    where = f"after step {end.step}" if end.step else "before its first step"
+    return (
+        f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {where}; "
+        "the others go on, and it is started again"
+    )
+
+
 def stopped(end: End, asked_by: str) -> str:
     """What is said when somebody asked the run to stop."""
     if end.kind is Kind.PREEMPTED:

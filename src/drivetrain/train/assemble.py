@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from drivetrain.data.stream import StreamFeed
 from drivetrain.parallel.bitwise import uncovered
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
+from drivetrain.parallel.live_world import live_world
 from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
@@ -67,8 +69,11 @@ class Assembly:
 
 def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     """Join the world, spread the model, and line up the data."""
-    world = join_world(detect(), resolved.config.parallel)
-    resolved = _choose(resolved, world.layout.dp)
+    if os.environ.get("DRIVETRAIN_LIVE"):
+        resolved = resolved.choose("fault_tolerance", "live", "drivetrain train --live")
+    is_live = resolved.config.fault_tolerance == "live"
+    world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
+    resolved = _choose(resolved, world.identity.world_size if is_live else world.layout.dp)
     config = resolved.config
     source = source_from(train, config.data, has_cuda=world.device.type == "cuda")
     plan = BatchPlan(

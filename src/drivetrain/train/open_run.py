@@ -23,7 +23,7 @@ def open_directory(assembly: Assembly) -> RunDirectory:
     world, config = assembly.world, assembly.config
     settled, number = next_run_directory()
     path = ""
-    if world.is_main:
+    if world.is_main or world.mesh is None:  # live replicas settle it each for itself
         made = settled or RunDirectory.create(config.output_dir, config.name).path
         path = str(RunDirectory.at(made).path)
     directory = RunDirectory(Path(world.agree(path)))
@@ -45,7 +45,7 @@ def open_recorder(assembly: Assembly, directory: RunDirectory) -> Recorder:
     """This rank's event file; the sinks hang on rank 0's."""
     names = assembly.config.record.sinks if assembly.world.is_main else ()
     sinks = [make_sink(name, directory) for name in names]
-    return Recorder(directory.events(assembly.world.rank), sinks)
+    return Recorder(directory.events(assembly.world.identity.rank), sinks)
 
 
 def _facts(assembly: Assembly) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import Stateful, TrainingState, Value
 from drivetrain.core.errors import ConfigError, Preempted, Problem
 from drivetrain.data.stream import StreamFeed
+from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase, ProgressPage
@@ -69,6 +70,7 @@ class Saver:
         self._next_save: int | None = None
         self._failed_at_s: float | None = None
         self._last_saved = -1
+        self._is_writer = False
         self._save_s, self._beside_s = 0.0, 0.0
         self._manifest: Manifest | None = None
 
@@ -84,6 +86,8 @@ class Saver:
         self._manifest = checkpointer.load_newest(state)
         if self._manifest is None and self._rule.resume_from is not None:
             self._manifest = self._load_from(self._rule.resume_from, state)
+        if isinstance(self._world, LiveWorld):
+            return directory.next_attempt()  # claimed by whoever comes to write, and when
         attempt = checkpointer.claim(self.at.step, directory.next_attempt())
         if self._world.is_main:
             checkpointer.clean()
@@ -130,6 +134,8 @@ class Saver:
         """Save now, and settle when to save next. A collective call."""
         if self._checkpointer is None or step == self._last_saved:
             return
+        if isinstance(self._world, LiveWorld) and not self._take_turn(step):
+            return
         self.page.note(Phase.SAVING)
         before = self._checkpointer.save(
             self._state(), step, self._position(step), contents=self._rule.contents
@@ -141,6 +147,18 @@ class Saver:
         every = self._rule.every_steps
         self._next_save = step + every if isinstance(every, int) else None  # auto: at next pulse
         self.page.note(Phase.STEPPING)
+
+    def _take_turn(self, step: int) -> bool:
+        """Among live replicas the first seat writes; a new holder of it begins an attempt."""
+        if not self._world.is_main:
+            self._is_writer = False
+            every = self._rule.every_steps
+            self._next_save = step + every if isinstance(every, int) else None
+            return False
+        if not self._is_writer and self._checkpointer is not None:
+            self._checkpointer.claim(step)
+            self._is_writer = True
+        return True
 
     def finish(self) -> None:
         """The last step is done: what it came to is kept."""

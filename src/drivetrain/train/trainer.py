@@ -86,13 +86,15 @@ class Trainer:
             with open_recorder(assembly, directory) as recorder:
                 recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
                 recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
-                self._train(assembly, recorder, saver, val)
+                self._train(assembly, recorder, saver, train, val)
                 write_weights(assembly, directory.checkpoints / "weights.pt")
                 self.history.total_time = time.perf_counter() - began
                 recorder.instant("run_end", steps=len(self.history.steps))
         return self.history
 
-    def _train(self, assembly: Assembly, recorder: Recorder, saver: Saver, val: Any) -> None:
+    def _train(
+        self, assembly: Assembly, recorder: Recorder, saver: Saver, train: Any, val: Any
+    ) -> None:
         config, notify = assembly.config, HookCaller(self, self.hooks)
         reporter = Reporter(assembly, recorder, self.history)
         loop = Loop(
@@ -108,6 +110,10 @@ class Trainer:
             saver=saver,
             at=saver.at,
         )
+        if config.fault_tolerance == "live":
+            from drivetrain.train.live import go_live  # torchft's, and only then
+
+            loop = go_live(loop, train, config)
         try:
             reporter.begin(self.run_dir)
             saver.begin(recorder, reporter.say)

@@ -1,0 +1,170 @@
+"""live: replicas that go on without a restart when one of them dies or joins.
+
+Every process is a replica of its own. A step is a transaction:
+
+    meet                           who takes part, and in which seat
+      a replica that lags behind   takes weights, optimizer and past from one that does not
+    deal the step's micro-batches to the seats; forward and backward on one's own
+    sum gradients, loss and counts over the seats
+    commit?  yes: optimizer step.  no, somebody was lost: the same step again, dealt anew
+
+The global batch never changes, only how many micro-batches each replica works on. A step counts
+once it is committed, so no sample is lost or trained twice, whenever a replica dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.dealt import DealtFeed
+from drivetrain.data.device import to_device
+from drivetrain.data.feed import Turn
+from drivetrain.data.sources import source_from
+from drivetrain.parallel.live_world import LiveWorld, Seat
+from drivetrain.train.live_meter import LiveMeter
+from drivetrain.train.loop import Loop
+from drivetrain.train.replicas import Replicas, State, sum_gradients
+
+
+def go_live(loop: Loop, train: Any, config: RunConfig) -> LiveLoop:
+    """The same loop, among replicas; its world must be one of a single rank."""
+    engine, plan = loop.engine, loop.feed.plan
+    source = source_from(train, config.data, has_cuda=engine.world.device.type == "cuda")
+    problems = _problems(config, source.length, plan.num_micro_batches)
+    if problems:
+        raise ConfigError(problems)
+    meter = engine.meter = LiveMeter(engine.world)
+    feed = DealtFeed(source, plan, config.seed)
+    parts = {each.name: getattr(loop, each.name) for each in fields(Loop)} | {"feed": feed}
+    return LiveLoop(**parts, dealt=feed, meter=meter, patience_s=config.parallel.timeout_s)
+
+
+def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> list[Problem]:
+    wrong: list[tuple[str, str]] = []
+    if config.parallel.strategy != "ddp":
+        wrong.append(("every replica holds a full copy", "use parallel.strategy=ddp"))
+    if config.reproducibility == "bitwise":
+        wrong.append(("sums follow whoever is there", "use reproducibility=standard"))
+    if length is None:
+        wrong.append(("a stream cannot be dealt anew", "pass a dataset with a length"))
+    if num_micro_batches == 1:
+        wrong.append(("one micro-batch cannot be shared", "set a smaller micro_batch_size"))
+    return [Problem("fault_tolerance", rule, remedy, "live") for rule, remedy in wrong]
+
+
+@dataclass(kw_only=True)
+class LiveLoop(Loop):
+    """`Loop`, with a step that may have to be done again."""
+
+    dealt: DealtFeed
+    """The feed, under its own type."""
+    meter: LiveMeter
+    """The engine's, likewise."""
+    patience_s: float
+    """How long a quorum may take: longer than any evaluation or pause of the others."""
+
+    def run(self, total_steps: int | None, num_epochs: int | None) -> None:
+        """Train until the steps are through, in whatever company."""
+        world = self.engine.world
+        self._seat = world.seat if isinstance(world, LiveWorld) else Seat(0, 1)
+        self._replicas = Replicas(world, self.at.step, self.patience_s, self._give, self._take)
+        self.dealt.steps_done = self.at.step
+        try:
+            super().run(total_steps, num_epochs)
+        finally:
+            self._replicas.leave()
+
+    def _one_step(self, turns: Iterator[Turn]) -> None:  # noqa: ARG002 - dealt after the quorum
+        while not self._attempt():
+            self.recorder.instant("live_step_again", step=self.at.step)
+            self.engine.optimizer.zero_grad()
+            self.meter.forget()
+        self.dealt.steps_done = self.at.step + 1
+
+    def _attempt(self) -> bool:
+        """One try at the present step; False when it must be done again."""
+        began = perf_counter()
+        met = self._replicas.meet()
+        if met is None:
+            return self._replicas.commit()  # refused; it tells the lighthouse to bring us together
+        self.at.step = step = met[0]  # further on, when others were
+        self._sit_down(*met[1:])
+        dealt = perf_counter()
+        waited = self._train_share()
+        sums = self.meter.own()
+        if self._seat.num_replicas > 1:
+            sums = sum_gradients(self._parameters, sums, self._replicas)
+        if not self._replicas.commit():
+            return False
+        self.meter.settle(sums.tolist())
+        optimizing = perf_counter()
+        self.engine.complete_gradients(step)
+        self.notify("on_before_optimizer_step", step)
+        self.engine.step(step)
+        ended = perf_counter()
+        self.recorder.spans(
+            step,
+            ("step", began, ended),
+            ("quorum", began, dealt),
+            ("data_wait", dealt, dealt + waited),
+            ("optimizer", optimizing, ended),
+        )
+        self.notify("on_train_batch_end", step)
+        return True
+
+    def _sit_down(self, rank: int, num_replicas: int) -> None:
+        if (rank, num_replicas) != (self._seat.rank, self._seat.num_replicas):
+            self._seat.rank, self._seat.num_replicas = rank, num_replicas
+            self.recorder.instant("live_quorum", step=self.at.step, seat=rank, seats=num_replicas)
+
+    def _train_share(self) -> float:
+        """Forward and backward on this seat's micro-batches; seconds spent waiting for data."""
+        engine, waited = self.engine, 0.0
+        turns = self.dealt.deal(self.at.step, self._seat.num_replicas, self._seat.rank)
+        head = self.dealt.plan.micro_batches(self.at.step, self._seat.rank)[0]
+        self.meter.note_batch(head)  # a seat without samples must know the batch's size too
+        self._turn_epoch(head.epoch)
+        self.notify("on_train_batch_start", self.at.step)
+        asked = perf_counter()
+        for micro, batch in turns:
+            waited += perf_counter() - asked
+            with engine.micro_batch(micro, is_last=True):
+                with engine.autocast:
+                    loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
+                engine.backward(loss, micro)
+            asked = perf_counter()
+        return waited
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.engine.optimizer.param_groups for p in group["params"]]
+
+    def _give(self) -> State:
+        """For a replica that lags behind. Nothing of it changes before the step is committed."""
+        model, scaler = self.engine.spread.inner, self.engine.scaler
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return {
+            "model": {**model.state_dict(), **buffers},  # a forward pass may write to buffers
+            "optimizer": self.engine.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "past": self.meter.past(),
+        }
+
+    def _take(self, state: State) -> None:
+        """Become what another replica is."""
+        optimizer = self.engine.optimizer
+        self.engine.spread.inner.load_state_dict(state["model"])
+        rates = [group["lr"] for group in optimizer.param_groups]
+        optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # follows from the step, and is known to be what it was last set to
+        if self.engine.scaler is not None:
+            self.engine.scaler.load_state_dict(state["scaler"])
+        self.meter.adopt(state["past"])
