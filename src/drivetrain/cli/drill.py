@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from drivetrain.core.errors import ConfigError, Problem
@@ -28,7 +30,7 @@ def run_script_verb(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], 
     """Each kind of fault once, on the user's own script."""
     from rich.console import Console
 
-    from drivetrain.testing.faults.drill import Setting, run_drill, run_reference
+    from drivetrain.testing.faults.drill import Setting, run_drill, run_reference, small_disk
     from drivetrain.testing.faults.script import ONE_HOST, Fault, Faults
 
     unknown = [kind for kind in kinds if kind not in ONE_HOST]
@@ -38,7 +40,11 @@ def run_script_verb(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], 
     console = Console(highlight=False)
     setting = Setting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
     passed = True
-    with tempfile.TemporaryDirectory(prefix="drill-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="drill-") as scratch,
+        small_disk(Path(scratch) / "disk") if "fill_disk" in kinds else nullcontext() as disk,
+    ):
+        setting = replace(setting, disk=disk)
         console.print(f"{words[0]} on {ranks} ranks, without a fault …", markup=False)
         reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
         for kind in (each for each in ONE_HOST if each in kinds):

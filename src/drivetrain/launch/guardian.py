@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from drivetrain.launch import node
 from drivetrain.record.session import NODE_SESSION
+from drivetrain.supervise.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.worker import PARENT
 
 _MOST_RESTARTS = 5
@@ -39,9 +41,9 @@ def guard(words: Sequence[str]) -> int:
 
 class _Guardian:
     def __init__(self, words: Sequence[str], session: Path) -> None:
-        self._command = [sys.executable, "-m", "drivetrain.launch.node", *words]
+        self._words = list(words)
         self._session = session
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._asked = False
 
     def run(self) -> int:
@@ -59,11 +61,12 @@ class _Guardian:
 
     def _run_once(self) -> int:
         # its own session: a Ctrl-C in the terminal reaches it once, through us
-        self._process = subprocess.Popen(
-            self._command,
-            env={**os.environ, NODE_SESSION: str(self._session), PARENT: str(os.getpid())},
-            start_new_session=True,
-        )
+        environment = {**os.environ, NODE_SESSION: str(self._session), PARENT: str(os.getpid())}
+        if can_fork():
+            self._process = fork_call(lambda: node.run(self._words), environment)
+        else:
+            command = [sys.executable, "-m", "drivetrain.launch.node", *self._words]
+            self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         return self._process.wait()
 
     def forward(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002

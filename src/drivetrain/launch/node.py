@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from drivetrain.core.errors import ConfigError, DrivetrainError
 from drivetrain.supervise.processes import WarmProcess, adopt_orphans
 
 
-def main() -> None:
-    """Errors on purpose are shown as they are, with their exit code."""
+def run(words: Sequence[str]) -> None:
+    """Supervise; errors on purpose are shown as they are, with their exit code."""
     # both import torch, which takes seconds: side by side
     adopt_orphans()
-    warm = WarmProcess() if "--warm-start" in sys.argv else None
+    warm = WarmProcess() if "--warm-start" in words else None
     from drivetrain.launch.local import launch
 
     try:
-        sys.exit(launch(sys.argv[1:], warm))
+        sys.exit(launch(words, warm))
     except DrivetrainError as error:
         prefix = "" if isinstance(error, ConfigError) else "error: "
         sys.stderr.write(f"{prefix}{error}\n")
@@ -24,4 +25,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:])

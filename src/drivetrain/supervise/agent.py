@@ -87,7 +87,9 @@ class Supervisor(SimpleElasticAgent):
         given = os.environ.pop(NODE_SESSION, None)
         self._session = Path(given or tempfile.mkdtemp(prefix="drivetrain-"))
         self._owns_session = given is None
-        self._node = Node(settings.command, self._session, is_python=settings.is_python, warm=warm)
+        self._node = Node(
+            settings.command, self._session, is_python=settings.is_python, warm_process=warm
+        )
         self._machine = Machine(settings.budgets, time.monotonic, settings.grace_s)
         self._logs = logs
         self._watch = StallWatch(settings.patience)

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.record.session import SESSION, page_path
+from drivetrain.supervise import warm
+from drivetrain.supervise.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.warm import MOST_BYTES, READY, SOCKET
 from drivetrain.supervise.worker import CONTROL, PARENT, STACKS, STACKS_SIGNAL, WARM
 
@@ -39,33 +41,9 @@ class Process(Protocol):
         """The same, once it has ended."""
         ...
 
-
-class Adopted:
-    """A process that the warm one forked and this one has become the parent of."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code."""
-        return self._reap(os.WNOHANG)
-
-    def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        while (code := self._reap(0)) is None:
-            pass
-        return code
-
-    def _reap(self, options: int) -> int | None:
-        if self._code is None:
-            try:
-                pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:
-                self._code = -signal.SIGKILL
-            else:
-                self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
+    def kill(self) -> None:
+        """At once."""
+        ...
 
 
 @dataclass
@@ -120,7 +98,7 @@ class Node:
         session: Path,
         *,
         is_python: bool,
-        warm: WarmProcess | None = None,
+        warm_process: WarmProcess | None = None,
     ) -> None:
         self._command = list(command)
         self._session = session
@@ -128,7 +106,7 @@ class Node:
         self.workers: list[Worker] = []
         self._spares: list[Worker] = []
         self._environments: list[Mapping[str, str]] = []
-        self._warm = warm
+        self._warm = warm_process
         adopt_orphans()
 
     def prepare(self, count: int) -> None:
@@ -199,10 +177,12 @@ class Node:
         for worker in living:
             worker.signal(STACKS_SIGNAL)
         deadline_s = time.monotonic() + patience_s
+        living = [worker for worker in living if not _is_stopped(worker.pid)]
         paths = {worker.local_rank: self.stacks_path(worker.local_rank) for worker in living}
         while time.monotonic() < deadline_s and not all(_size(path) for path in paths.values()):
             time.sleep(0.02)
-        return {rank: path.read_text() if _size(path) else "" for rank, path in paths.items()}
+        everyone = (worker.local_rank for worker in self.workers)
+        return {rank: _read(self.stacks_path(rank)) for rank in everyone}
 
     def kill(self) -> None:
         """End every worker, whatever it is doing."""
@@ -247,13 +227,21 @@ class WarmProcess:
     def __init__(self, script: Sequence[str] = ()) -> None:
         self._line, theirs = socket.socketpair()
         self._state = "importing"
-        own = {PARENT: str(os.getpid()), SOCKET: str(theirs.fileno())}
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "drivetrain.supervise.warm", *script],
-            env={**os.environ, **own},
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        environment = {
+            **os.environ,
+            PARENT: str(os.getpid()),
+            SOCKET: str(theirs.fileno()),
+        }
+        self._process: Process
+        if can_fork():
+            self._process = fork_call(warm.main, environment)
+        else:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "drivetrain.supervise.warm", *script],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         theirs.close()
 
     def state(self, *, wait: bool = False) -> str:
@@ -282,7 +270,7 @@ class WarmProcess:
             return None
         finally:
             os.close(reading)
-        return Worker(Adopted(pid), writing)
+        return Worker(Forked(pid), writing)
 
     def close(self) -> None:
         """End it."""
@@ -295,6 +283,18 @@ def adopt_orphans() -> None:
     """Processes whose parent has ended become ours instead of the system's."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process cannot answer: SIGSTOP, or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def _size(path: Path) -> int:

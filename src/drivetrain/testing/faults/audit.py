@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -54,20 +55,30 @@ def checkpoint_problems(run_dir: Path) -> list[str]:
     return []
 
 
-def orphans(mark: str) -> list[str]:
-    """Processes of the drill that are still there, told by their environment."""
-    left = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
+def descendants() -> set[int]:
+    """Every living process below this one; it has become the parent of those that lost theirs."""
+    parents: dict[int, list[int]] = defaultdict(list)
+    for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            environment = Path(f"/proc/{entry}/environ").read_bytes()
-            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ")
-        except OSError:
+            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
             continue
-        if mark.encode() in environment:
-            left.append(f"process {entry} is left: {command.decode(errors='replace')[:80]}")
-    return left
+        if state != "Z":
+            parents[int(parent)].append(int(entry))
+    found, queue = set(), [os.getpid()]
+    while queue:
+        children = parents[queue.pop()]
+        found |= set(children)
+        queue += children
+    return found
+
+
+def orphans(expected: set[int], patience_s: float = 2.0) -> list[str]:
+    """Processes of the drill that are still there."""
+    deadline_s = time.monotonic() + patience_s
+    while (left := descendants() - expected) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return [f"process {pid} is left" for pid in sorted(left)]
 
 
 def weights_fingerprint(run_dir: Path) -> str:

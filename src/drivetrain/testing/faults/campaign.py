@@ -15,8 +15,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from drivetrain.testing.faults.drill import Outcome, Reference, Setting, run_drill, run_reference
+from drivetrain.testing.faults.drill import (
+    Outcome,
+    Reference,
+    Setting,
+    run_drill,
+    run_reference,
+    small_disk,
+)
 from drivetrain.testing.faults.script import ONE_HOST, TWO_HOSTS, Kind, draw
+from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Hosts, hosts_available, make_hosts
 
 _SCRIPT = ("-m", "drivetrain.testing.faults.workload")
@@ -76,11 +84,22 @@ def run_campaign(
     results = output / "drills.jsonl"
     references: dict[Case, Reference] = {}
     rows = []
-    with _two_hosts() as hosts, tempfile.TemporaryDirectory(prefix="drills-") as scratch:
+    with (
+        _two_hosts() as hosts,
+        tempfile.TemporaryDirectory(prefix="drills-") as scratch,
+        small_disk(Path(scratch) / "disk") as disk,  # before the templates: they keep their mounts
+        _templates(Path(scratch), hosts) as templates,
+    ):
         for number in numbers:
             case = _case(number, has_hosts=hosts is not None)
             here = hosts if case.hosts == 2 else None
-            setting = Setting((*_SCRIPT, *case.words), case.ranks, case.elastic)
+            setting = Setting(
+                (*_SCRIPT, *case.words),
+                case.ranks,
+                case.elastic,
+                disk=disk,
+                templates=templates[case.hosts],
+            )
             if case not in references:
                 folder = Path(scratch) / f"reference-{len(references)}"
                 references[case] = run_reference(setting, folder, here)
@@ -159,6 +178,17 @@ def _percentile(ordered: list[float], share: float) -> float:
 def _case(number: int, *, has_hosts: bool) -> Case:
     case = CASES[number % len(CASES)]
     return case if has_hosts or case.hosts == 1 else CASES[number % 2]
+
+
+@contextmanager
+def _templates(folder: Path, hosts: Hosts | None) -> Iterator[dict[int, tuple[Template, ...]]]:
+    """By number of hosts."""
+    here, there = (Template(folder),), tuple(Template(folder, host) for host in hosts or ())
+    try:
+        yield {1: here, 2: there}
+    finally:
+        for template in (*here, *there):
+            template.close()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -9,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drivetrain.supervise.processes import adopt_orphans
 from drivetrain.testing.faults.audit import (
     StepIds,
     checkpoint_problems,
+    descendants,
     orphans,
     read_samples,
     sample_problems,
@@ -20,6 +23,7 @@ from drivetrain.testing.faults.audit import (
 from drivetrain.testing.faults.inject import Injector
 from drivetrain.testing.faults.nodes import DrillNode
 from drivetrain.testing.faults.script import Fault, Faults
+from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Hosts
 
 _DISK_MB = 24
@@ -42,6 +46,10 @@ class Setting:
     """Whether the run may go on with fewer nodes."""
     flags: tuple[str, ...] = ()
     """More flags for `drivetrain train`."""
+    disk: Path | None = None
+    """A small one, for checkpoints that are to meet a full disk."""
+    templates: tuple[Template, ...] = ()
+    """Per node, where its processes are forked from; none: started afresh, on this machine."""
 
 
 @dataclass(frozen=True)
@@ -110,22 +118,35 @@ def _run(
     outcome = Outcome(faults.faults)
     nodes = _make_nodes(setting, folder, run_dir, hosts)
     injector = Injector(nodes, hosts, run_dir)
+    adopt_orphans()
+    for template in setting.templates:
+        template.wake()
+    before = descendants()
     began_s = time.monotonic()
     fills = any(fault.kind == "fill_disk" for fault in faults.faults)
-    with _small_disk(run_dir / "checkpoints", enabled=fills):
-        try:
-            for node in nodes:
-                node.start()
-            _watch(nodes, injector, list(faults.faults), outcome, began_s + timeout_s)
-        finally:
-            injector.close()
-            for node in nodes:
-                node.close()
-        outcome.problems += orphans(str(folder))
-        outcome.took_s = time.monotonic() - began_s
-        outcome.attempts = len(list((run_dir / "checkpoints").glob("attempt-*.json")))
-        _keep_what_is_audited(run_dir, moved=fills)
+    if fills:
+        _put_checkpoints_on(setting.disk, run_dir)
+    try:
+        for node in nodes:
+            node.start()
+        _watch(nodes, injector, list(faults.faults), outcome, began_s + timeout_s)
+    finally:
+        injector.close()
+        for node in nodes:
+            node.close()
+    outcome.problems += orphans(before | {t.pid for t in setting.templates})
+    outcome.took_s = time.monotonic() - began_s
+    outcome.attempts = len(list((run_dir / "checkpoints").glob("attempt-*.json")))
     return outcome, run_dir
+
+
+def _put_checkpoints_on(disk: Path | None, run_dir: Path) -> None:
+    if disk is None:
+        raise RuntimeError("a full disk needs a small disk to fill: see small_disk()")
+    shutil.rmtree(disk / "checkpoints", ignore_errors=True)  # of the drill before
+    (disk / "checkpoints").mkdir()
+    run_dir.mkdir(parents=True)
+    (run_dir / "checkpoints").symlink_to(disk / "checkpoints")
 
 
 def _watch(
@@ -207,35 +228,25 @@ def _make_nodes(
         *setting.words,
     ]
     return [
-        DrillNode(index, command, folder, setting.ranks, None if hosts is None else hosts[index])
+        DrillNode(
+            index,
+            command,
+            folder,
+            setting.ranks,
+            None if hosts is None else hosts[index],
+            setting.templates[index] if setting.templates else None,
+        )
         for index in range(num_nodes)
     ]
 
 
 @contextmanager
-def _small_disk(path: Path, *, enabled: bool) -> Iterator[None]:
-    """A disk that can be filled without harm to anything else."""
-    if not enabled:
-        yield
-        return
-    path.mkdir(parents=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "tmpfs", str(path)],  # noqa: S607
-        check=True,
-    )
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk that can be filled without harm to anything else; needs root."""
+    folder.mkdir(parents=True)
+    options = f"size={_DISK_MB}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)  # noqa: S607
     try:
-        yield
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(path)], check=False)  # noqa: S607
-
-
-def _keep_what_is_audited(run_dir: Path, *, moved: bool) -> None:
-    """What lay on the small disk goes with it; keep a copy in its place."""
-    if moved:
-        import shutil
-
-        checkpoints = run_dir / "checkpoints"
-        copy = run_dir / "checkpoints-copy"
-        shutil.copytree(checkpoints, copy)
-        subprocess.run(["umount", "-l", str(checkpoints)], check=True)  # noqa: S607
-        shutil.copytree(copy, checkpoints, dirs_exist_ok=True)
+        subprocess.run(["umount", "-l", str(folder)], check=False)  # noqa: S607

@@ -119,7 +119,7 @@ class Injector:
             self._hosts.heal(a, b)
 
     def _fill_disk(self, fault: Fault) -> None:
-        """The checkpoints lie on a small disk of their own; see drill.py."""
+        """The checkpoints lie on a small disk of their own; see `small_disk`."""
         filler = self._run_dir / "checkpoints" / "filler"
         with open(filler, "wb", buffering=0) as file:
             try:

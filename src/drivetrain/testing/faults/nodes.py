@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from drivetrain.record.session import Progress, read_progress
+from drivetrain.supervise.forking import Forked
 from drivetrain.testing.faults.hooks import FOLDER
+from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Host
 
 _RESUME_ME = 75
@@ -33,17 +34,16 @@ class DrillNode:
     folder: Path
     ranks: int
     host: Host | None = None
-    process: subprocess.Popen[str] | None = None
+    template: Template | None = None
+    """Where it is forked from; None: it is started afresh, on this machine."""
+    process: subprocess.Popen[bytes] | Forked | None = None
     exit_code: int | None = None
     start_again_s: float | None = None
-    _log: IO[str] | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """As a scheduler would."""
         own = self.folder / f"node-{self.index}"
         (own / "tmp").mkdir(parents=True, exist_ok=True)
-        if self._log is None:
-            self._log = open(own / "output.txt", "a")  # noqa: SIM115 - closed with the node
         environment = {
             **os.environ,
             "TMPDIR": str(own / "tmp"),
@@ -54,15 +54,17 @@ class DrillNode:
             "OMP_NUM_THREADS": "1",
             "PYTHONFAULTHANDLER": "1",
         }
-        words = [sys.executable, "-m", "drivetrain", "train", *self.command]
-        if self.host is None:
-            self.process = subprocess.Popen(
-                words, env=environment, stdout=self._log, stderr=self._log, text=True
-            )
+        log = own / "output.txt"
+        if self.template is not None:
+            self.process = self.template.start(self.command, environment, log)
         else:
-            self.process = self.host.popen(
-                words, env=environment, stdout=self._log, stderr=self._log
-            )
+            with open(log, "a") as file:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "drivetrain", "train", *self.command],
+                    env=environment,
+                    stdout=file,
+                    stderr=file,
+                )
         self.exit_code, self.start_again_s = None, None
 
     def poll(self) -> bool:
@@ -116,9 +118,6 @@ class DrillNode:
             if supervisor is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(supervisor, signal.SIGKILL)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
 
 def _lives(pid: int) -> bool:

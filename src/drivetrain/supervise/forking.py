@@ -1,0 +1,89 @@
+"""Starting a process by fork where torch is imported already, instead of importing it again.
+
+Importing torch takes seconds. A process that has it can pass it on: what it forks starts in
+milliseconds. Only a process without Python threads may do that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+
+_FRESH = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Forked:
+    """A child without a Popen: forked by us, or adopted when its parent ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        """The same, once it has ended."""
+        while (code := self._reap(0)) is None:
+            pass
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """To the process alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """At once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:
+                self.returncode = -signal.SIGKILL
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def can_fork() -> bool:
+    """Whether forking saves an import, and is safe."""
+    return "torch" in sys.modules and threading.active_count() == 1
+
+
+def fork_call(function: Callable[[], object], environment: Mapping[str, str]) -> Forked:
+    """Run a function in a child, in a session of its own, as if it had been started afresh."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Forked(pid)
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in _FRESH:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(environment)
+        tempfile.tempdir = None  # remembered from the parent's environment
+        random.seed()
+        function()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
