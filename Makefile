@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs bench clean
+.PHONY: setup lint types house check slow test docs drills campaign bench clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -37,9 +37,21 @@ test:                             ## all tests
 docs:
 	$(BIN)/mkdocs build --strict
 
-bench:                            ## the campaigns; results land in benchmarks/results/
+drills:                           ## the first 24 drills of the campaign, as CI runs them
+	rm -rf build/drills
+	$(BIN)/drivetrain drill --campaign 24 --output build/drills
+
+campaign:                         ## all 300; results land in benchmarks/results/
+	rm -rf benchmarks/results/faults
+	$(BIN)/drivetrain drill --campaign 300 --output benchmarks/results/faults
+
+bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead
 	$(BIN)/drivetrain bench bitwise --output benchmarks/results/bitwise
+	$(BIN)/drivetrain bench save --output benchmarks/results/save
+	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery
+	$(BIN)/drivetrain bench supervision --output benchmarks/results/supervision
+	$(BIN)/drivetrain bench scale --output benchmarks/results/scale
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -28,6 +28,7 @@ def kept_loop(workload: Workload, accumulation: int, directory: str, reproducibi
         "reproducibility": reproducibility,
         "output_dir": directory,
         "optimization": {"learning_rate": LEARNING_RATE, "max_grad_norm": MAX_GRAD_NORM},
+        "checkpoint": {"every_steps": None},
         "record": {"progress": "none", "sinks": []},
     }
     loop = prepare(workload.model, None, workload.dataset(), config)

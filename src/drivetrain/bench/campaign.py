@@ -7,6 +7,7 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from drivetrain.bench.report import report
@@ -30,6 +31,24 @@ def run_bitwise(output: Path, num_rounds: int, num_ranks: int) -> str:
     output.mkdir(parents=True, exist_ok=True)
     samples = _measure("bitwise_worker", output, num_rounds, num_ranks)
     return _keep(output, samples, "standard", _machine(num_ranks, num_rounds))
+
+
+def run_save(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """What an asynchronous save costs, next to none and to bare DCP."""
+    output.mkdir(parents=True, exist_ok=True)
+    alone = _measure("save_worker", output, num_rounds, 1)
+    together = _measure("save_worker", output, num_rounds, num_ranks)
+    table = _keep(output, {**alone, **together}, "bare DCP", _machine(num_ranks, num_rounds))
+    blocked = "\n".join(_blocked(output, ranks) for ranks in (1, num_ranks))
+    (output / "table.md").write_text(f"{table}\n{blocked}\n")
+    return f"{table}\n{blocked}\n"
+
+
+def _blocked(output: Path, num_ranks: int) -> str:
+    """How long the step that began a save waited for it."""
+    samples = json.loads((output / f"blocked-{num_ranks}.json").read_text())
+    shown = ", ".join(f"{name} {median(v) * 1e3:.1f} ms" for name, v in samples.items())
+    return f"A save kept its step waiting, {num_ranks} rank(s), median: {shown}."
 
 
 def _measure(worker: str, output: Path, num_rounds: int, num_ranks: int) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from drivetrain.bench import campaign
+from drivetrain.bench.recovery import run_recovery
+from drivetrain.bench.scale import run_scale
+from drivetrain.bench.supervision import run_supervision
 
 
 def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
@@ -15,6 +18,10 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
     campaigns: dict[str, Callable[[Path, int, int], str]] = {
         "overhead": campaign.run_overhead,
         "bitwise": campaign.run_bitwise,
+        "save": campaign.run_save,
+        "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
+        "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
+        "scale": lambda folder, _, __: run_scale(folder),
     }
     folder = Path(output or f"bench-{name}")
     console = Console()

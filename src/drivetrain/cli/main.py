@@ -63,12 +63,22 @@ def train(context: typer.Context) -> None:
                            default: one per GPU, or one
       --nnodes N           number of nodes (--num-nodes means the same)
       --rdzv-endpoint H:P  where several nodes meet
-      --max-restarts N     how often to start again after a failure
+      --run-dir DIR        the run's directory; the same command again goes on from its last
+                           checkpoint, and several nodes that share it meet in it
+      --max-restarts N     how often to start again after a failure in training (10)
+      --nnodes MIN:MAX     elastic: nodes may join and leave; the global batch stays
+      --live               ddp replicas that go on without a restart (needs --run-dir)
       -m                   SCRIPT is a module
       --script SCRIPT      the script by name; --backend pytorch-ddp is accepted beside it
 
+    Less often: --spares N (warm processes kept ready; one per rank), --warm-start (import once,
+    fork the ranks), --grace-period S (to save in after SIGTERM; 30), --stall-timeout S (without a
+    step, at least; 60), --slow-timeout S (starting, saving, evaluating; 900), --max-preemptions N,
+    --max-startup-failures N.
+
     Without --rdzv-endpoint a free port is used, never a fixed one. ARGS go to the script. A script
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
+    Exit code 75 means: saved, start the same command again to go on.
 
     \b
       drivetrain train train.py --nproc-per-node 4 global_batch_size=64 max_steps=500
@@ -156,6 +166,41 @@ def diff(here: OneCheckpoint, there: OneCheckpoint, as_json: AsJson = False) -> 
     from drivetrain.cli import checkpoint as verbs
 
     raise typer.Exit(verbs.diff(here, there, as_json=as_json))
+
+
+@bench.command()
+def save(output: Output = None, rounds: Rounds = 30, ranks: Ranks = 2) -> None:
+    """What an asynchronous checkpoint costs, next to none and to bare DCP's async_save."""
+    from drivetrain.cli.bench import run
+
+    run("save", output, rounds, ranks)
+
+
+@bench.command()
+def recovery(
+    output: Output = None,
+    trials: Annotated[int, typer.Option(help="Kills per arm.")] = 8,
+) -> None:
+    """Kill -9 trials: torchrun, its work-around, warm spares and live replicas, side by side."""
+    from drivetrain.cli.bench import run
+
+    run("recovery", output, trials, 2)
+
+
+@bench.command()
+def supervision(output: Output = None, rounds: Rounds = 12) -> None:
+    """What being supervised costs when nothing goes wrong, next to torchrun."""
+    from drivetrain.cli.bench import run
+
+    run("supervision", output, rounds, 2)
+
+
+@bench.command()
+def scale(output: Output = None) -> None:
+    """The control plane with 10,000 simulated ranks: CPU, memory, detection delay."""
+    from drivetrain.cli.bench import run
+
+    run("scale", output, 1, 1)
 
 
 @app.command()

@@ -28,8 +28,8 @@ def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_j
         console.print("  final weights: equal to the last bit")
     elif not certificate.problems:
         console.print(
-            f"  final weights: relative deviation {certificate.deviation:.1e} "
-            f"(allowed at another layout: {TOLERANCE:.0e}; at the same one: none)"
+            f"  losses after the kill: largest relative deviation {certificate.deviation:.1e} "
+            f"(allowed at another layout: {TOLERANCE:.0e}; at the same one: none, to the last bit)"
         )
     console.print("  certified" if certificate.holds else "  NOT certified")
     return 0 if certificate.holds else 1

@@ -40,8 +40,6 @@ _PRECISIONS: dict[bool | str, str] = {
 }
 _COMMUNICATION = ("auto", "gloo", "nccl")
 _NOT_YET = {
-    "checkpoint_frequency": "only the final weights are saved",
-    "resume_from_checkpoint": "start from saved weights with model.load_state_dict",
     "zero_stage": 'use backend="pytorch-fsdp", which shards the same things as stage 3',
     "deepspeed_config": 'use backend="pytorch-fsdp"',
     "mlflow_tracking": "use tensorboard=True",
@@ -76,14 +74,16 @@ class DistributedConfig:
     find_unused_parameters: bool = False
     seed: int = 42
     checkpoint_dir: str | None = None
-    """The trained weights are written here, besides the run directory."""
+    """The trained weights are written here; checkpoints too, with one of the next two."""
     tensorboard: bool = True
     tensorboard_dir: str | None = None
     """Run directories, TensorBoard's files inside them, are made here; None: ./runs."""
     log_every_n_steps: int = 10
-    # Known from the field's documents, and refused in this release rather than ignored:
     checkpoint_frequency: int | None = None
-    resume_from_checkpoint: bool = False
+    """Save each so many steps; None: as often as pays."""
+    resume_from_checkpoint: bool | str = False
+    """True: from the newest checkpoint in checkpoint_dir; or a run's directory."""
+    # Known from the field's documents, and refused in this release rather than ignored:
     zero_stage: int | None = None
     deepspeed_config: Any = None
     mlflow_tracking: bool = False
@@ -119,6 +119,16 @@ class DistributedConfig:
         if problems:
             raise ConfigError(sorted(problems, key=str))
 
+    def _checkpoint(self) -> dict[str, Any]:
+        """Resumable ones go to checkpoint_dir when somebody asked for them."""
+        wanted = bool(self.checkpoint_frequency or self.resume_from_checkpoint)
+        resume = self.resume_from_checkpoint
+        return {
+            "every_steps": self.checkpoint_frequency or "auto",
+            "directory": self.checkpoint_dir if wanted else None,
+            "resume_from": self.checkpoint_dir if resume is True else resume or None,
+        }
+
     @property
     def num_ranks(self) -> int:
         """Ranks in all."""
@@ -150,6 +160,7 @@ class DistributedConfig:
                 "strategy": self.backend.removeprefix("pytorch-"),
                 "ddp": {"find_unused_parameters": self.find_unused_parameters},
             },
+            "checkpoint": self._checkpoint(),
             "record": {
                 "logging_steps": self.log_every_n_steps,
                 "sinks": ["tensorboard"] if self.tensorboard else [],
@@ -208,8 +219,9 @@ class PyTorchDDPTrainer:
                     )
                 ]
             )
-        run_config = {**self.config.run_config(num_ranks), "max_steps": max_steps}
         target = checkpoint_dir or self.config.checkpoint_dir
+        settings = replace(self.config, checkpoint_dir=None if target is None else str(target))
+        run_config = {**settings.run_config(num_ranks), "max_steps": max_steps}
         hooks = [WriteWeights(Path(target))] if target is not None else []
         trainer = Trainer(self._task(), run_config, hooks)
         with local_ranks(num_ranks) if starts_ranks else nullcontext():

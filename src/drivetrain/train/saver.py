@@ -6,6 +6,7 @@ follows from the step's number, or was agreed at a pulse.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from drivetrain.data.stream import StreamFeed
 from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import Phase, ProgressPage
+from drivetrain.record.session import RUN_DIR, Phase, ProgressPage
 from drivetrain.record.stop_request import StopRequest
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
@@ -83,6 +84,18 @@ class Saver:
         )
         self._checkpointer = checkpointer
         state = self._state()
+        if self._is_anothers(checkpointer, directory):
+            raise ConfigError(
+                [
+                    Problem(
+                        "checkpoint.directory",
+                        "holds checkpoints of another run",
+                        "go on with that run (--run-dir, or checkpoint.resume_from), or give "
+                        "another directory",
+                        root,
+                    )
+                ]
+            )
         self._manifest = checkpointer.load_newest(state)
         if self._manifest is None and self._rule.resume_from is not None:
             self._manifest = self._load_from(self._rule.resume_from, state)
@@ -92,6 +105,14 @@ class Saver:
         if self._world.is_main:
             checkpointer.clean()
         return attempt
+
+    def _is_anothers(self, checkpointer: Checkpointer, directory: RunDirectory) -> bool:
+        """Whether a run that has only just begun would go on from, and write among, others'."""
+        if self._rule.directory is None or RUN_DIR in os.environ:
+            return False
+        if self._rule.resume_from == self._rule.directory or directory.next_attempt() > 1:
+            return False
+        return bool(self._world.agree("x" if self._world.is_main and checkpointer.good() else ""))
 
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
