@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import NODE_SESSION, Phase, Progress, read_progress
-from drivetrain.supervise.failure import RankFailure, root_cause
+from drivetrain.supervise.failure import RankFailure, by_cause, root_cause
 from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
@@ -393,7 +393,7 @@ class Supervisor(SimpleElasticAgent):
             "why": self._machine.why,
             "failures": [
                 {"rank": f.rank, "pid": f.pid, "exit_code": f.exit_code, "error": f.error}
-                for f in failures
+                for f in by_cause(failures)
             ],
         }
         with contextlib.suppress(OSError):

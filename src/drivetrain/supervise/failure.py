@@ -62,6 +62,11 @@ class RankFailure:
 
 def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """The failure the others followed from."""
+    return by_cause(failures)[0]
+
+
+def by_cause(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """The root cause first, then those that followed from it."""
 
     def order(failure: RankFailure) -> tuple[int, float]:
         if failure.was_ended_by_us:
@@ -70,7 +75,7 @@ def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
             return 2, failure.at_s
         return (0 if failure.killed_by else 1), failure.at_s
 
-    return min(failures, key=order)
+    return sorted(failures, key=order)
 
 
 def verdict(failures: Sequence[RankFailure], host: str) -> str:

@@ -99,6 +99,8 @@ class Saver:
         self._manifest = checkpointer.load_newest(state)
         if self._manifest is None and self._rule.resume_from is not None:
             self._manifest = self._load_from(self._rule.resume_from, state)
+        for result in self._history.evaluations:
+            self.score(result)
         if isinstance(self._world, LiveWorld):
             return directory.next_attempt()  # claimed by whoever comes to write, and when
         attempt = checkpointer.claim(self.at.step, directory.next_attempt())
