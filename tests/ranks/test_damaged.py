@@ -22,7 +22,7 @@ import torch
 from drivetrain.checkpoint import catalogue, manifest, tensor_index
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, checksum
 from drivetrain.checkpoint.place import place_at
-from drivetrain.core.errors import DrivetrainError
+from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.train.history import History
 from drivetrain.train.trainer import Trainer
 from drivetrain.train.weights import weights_sha256
@@ -353,7 +353,7 @@ def test_a_hostile_pickle_would_have_been_run(good: Good, tmp_path: Path) -> Non
     [remove(DATA), flip(DATA, last), own_state(hostile_pickle)],
     ids=["data", "own state", "pickle"],
 )
-def test_none_is_good_and_the_run_begins_anew(
+def test_none_is_good_and_a_person_must_decide(
     spoil: Spoil, good: Good, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -363,9 +363,10 @@ def test_none_is_good_and_the_run_begins_anew(
     with (
         pytest.warns(UserWarning, match=f"checkpoint {NEWEST} was passed over"),
         pytest.warns(UserWarning, match=f"checkpoint {OLDER} was passed over"),
+        pytest.raises(EnvironmentProblem, match="no checkpoint before it is good; remove it"),
     ):
-        history, sha256 = train(run, monkeypatch)
-    assert (history.resumed_step, sha256) == (0, good.sha256)
+        train(run, monkeypatch)
+    assert {OLDER, NEWEST} <= {path.name for path in (run / "checkpoints").iterdir()}
 
 
 def test_half_of_a_damaged_checkpoint_is_never_trained_on(
@@ -378,6 +379,6 @@ def test_half_of_a_damaged_checkpoint_is_never_trained_on(
     flip(DATA, lambda size: size // 3)(run / "checkpoints" / NEWEST)
     with (
         pytest.warns(UserWarning, match=PIECE),
-        pytest.raises(DrivetrainError, match="no checkpoint before it is good; remove it"),
+        pytest.raises(EnvironmentProblem, match="no checkpoint before it is good; remove it"),
     ):
         train(run, monkeypatch)

@@ -35,12 +35,10 @@ class Kill(Hook):
 
 
 def train(output_dir: str, kill_at: int | None, changes: dict[str, Any]) -> Outcome:
-    config = settings(
-        output_dir,
-        max_steps=60,
-        checkpoint={"every_steps": 10, "asynchronous": False},
-        **changes,
-    )
+    changes = dict(changes)
+    save = changes.pop("save", "sharded")
+    checkpoint = {"every_steps": 10, "asynchronous": False, "save": save}
+    config = settings(output_dir, max_steps=60, checkpoint=checkpoint, **changes)
     trainer = Trainer(gpt_task(), config, hooks=[Kill(kill_at)])
     history = trainer.fit(sentences())
     assert trainer.assembly is not None
@@ -94,6 +92,15 @@ def test_another_layout_same_numbers(
     whole = run_ranks(train, 1, args=(str(tmp_path), None, DDP))[0][0]
     losses, _ = interrupted(monkeypatch, tmp_path, before, after)
     assert max(abs(losses[s] - whole[s]) / whole[s] for s in losses) < PARITY
+
+
+@pytest.mark.slow
+def test_what_rank_0_alone_has_written_is_gone_on_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    changes = {**FSDP, "save": "full"}
+    whole = run_ranks(train, 2, args=(str(tmp_path), None, FSDP))[0]
+    assert interrupted(monkeypatch, tmp_path, (2, changes), (2, changes))[1] == whole[1]
 
 
 @pytest.mark.slow

@@ -68,11 +68,21 @@ def test_out_of_grace_they_are_ended_and_the_code_still_says_resume_me() -> None
     assert "30 s" in m.why
 
 
-def test_asked_twice_means_now() -> None:
+def test_asked_twice_means_now_but_a_scheduler_that_signals_everybody_asks_once() -> None:
+    m, clock = machine()
+    m.met()
+    m.asked("SIGTERM")
+    assert m.asked("SIGTERM") == []
+    clock.now_s = 2
+    assert m.asked("SIGTERM") == [Action.KILL, Action.LEAVE]
+
+
+def test_preempted_while_starting_it_still_says_resume_me() -> None:
     m, _ = machine()
     m.met()
-    m.asked("SIGINT")
-    assert m.asked("SIGINT") == [Action.KILL, Action.LEAVE]
+    m.asked("SIGTERM")
+    m.ended(End(Kind.START_UP, 0, 143))
+    assert m.exit_code == 75
 
 
 def test_a_node_that_finished_goes_back_for_one_that_failed() -> None:
@@ -92,11 +102,27 @@ def test_a_transition_that_cannot_be_is_refused() -> None:
 def test_budgets_are_separate() -> None:
     budgets = Budgets(failures=2, preemptions=5, start_ups=1)
     failures = [End(Kind.FAILED, step) for step in (3, 9)]
+    start_up = End(Kind.START_UP, 0, by_signal=True)
     assert not decide(End(Kind.FAILED, 20), failures, budgets).restart
     assert decide(End(Kind.PREEMPTED, 20, 75), failures, budgets).restart
-    assert decide(End(Kind.START_UP, 0), failures, budgets).restart
-    assert not decide(End(Kind.START_UP, 0), [End(Kind.START_UP, 0)], budgets).restart
+    assert decide(start_up, failures, budgets).restart
+    assert not decide(start_up, [start_up], budgets).restart
     assert decide(End(Kind.PEER, 20), failures * 50, budgets).restart
+
+
+def test_an_error_of_its_own_before_the_first_step_ends_a_first_life_only() -> None:
+    own_error = End(Kind.START_UP, 0)
+    assert not decide(own_error, [], Budgets()).restart
+    assert decide(own_error, [FAILED], Budgets()).restart
+    assert decide(End(Kind.START_UP, 0, 137, by_signal=True), [], Budgets()).restart
+
+
+def test_nodes_that_only_ever_see_the_others_end_do_not_go_on_for_ever() -> None:
+    peer = End(Kind.PEER, 0)
+    assert decide(peer, [peer] * 5, Budgets()).restart
+    decision = decide(peer, [peer] * 6, Budgets())
+    assert not decision.restart
+    assert "can the nodes reach each other?" in decision.why
 
 
 def test_a_crash_loop_at_one_step_stops_with_the_reason() -> None:
@@ -139,10 +165,16 @@ def test_starting_and_saving_may_take_longer() -> None:
     assert watch.observe([page(5, 0.0, Phase.SAVING)], 101) is not None
 
 
+def test_a_first_step_is_not_measured_by_the_floor() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=1000))
+    assert watch.observe([page(1, 0.0)], 900) is None
+
+
 def test_the_rank_that_is_furthest_behind_is_named_and_a_script_without_pages_never_stalls() -> (
     None
 ):
     watch = StallWatch(Patience(stepping_s=1.0))
+    watch.observe([page(7, -0.2), page(6, 0.3)], 0.4)
     stall = watch.observe([page(8, 0.0), page(7, 0.5)], 10)
     assert stall is not None
     assert stall.local_rank == 1

@@ -42,7 +42,7 @@ from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.checkpoint.tensor_index import described
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.world import World
 
 Result = TypeVar("Result")
@@ -68,10 +68,6 @@ class _Pending:
     future: Future[Any]
     began_s: float
     blocked_s: float
-
-
-class _HalfLoaded(DamagedCheckpoint):
-    """Damage that was found when some tensors had been overwritten already."""
 
 
 class Checkpointer:
@@ -112,7 +108,7 @@ class Checkpointer:
         tensors = state.save_tensors(weights_only=contents == "weights")
         writes_alone = self._rule.save == "full"
         if writes_alone:
-            tensors = _gathered(tensors, keep=self._world.is_main)
+            tensors = self._gathered(tensors)
         manifest = Manifest(
             step=step,
             attempt=self.attempt,
@@ -164,9 +160,11 @@ class Checkpointer:
                 raise stale from None
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            problem = _reason(error)
-            if self._world.is_main:
-                self.place.remove(pending.folder)
+            # another rank may have died when all was written and committed already
+            if self.place.size(f"{pending.folder}/{NAME}") is None:
+                problem = _reason(error)
+                if self._world.is_main:
+                    self.place.remove(pending.folder)
         now = time.perf_counter()
         return Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
 
@@ -177,25 +175,32 @@ class Checkpointer:
     def load_newest(self, state: TrainingState) -> Manifest | None:
         """Load the newest good checkpoint; the damaged ones are named and passed over. Collective.
 
-        None when there is no checkpoint at all.
+        None when there is no checkpoint at all; when there are some and none is good, a person must
+        decide, and nothing is touched.
         """
         tried: set[str] = set()
-        half_loaded = ""
+        damaged = ""
         while True:
             looks = self._world.is_main or self._group is None
-            folder = self._world.agree(self._next_folder(tried) if looks else "")
-            if not folder and half_loaded:
-                raise _no_good(half_loaded, self.place.address)
+            folder = self._next_folder(tried) if looks else ""
+            if looks and not folder:
+                damaged = max((e.folder for e in self._damaged()), default=damaged)
+            folder = self._world.agree(folder)
             if not folder:
+                damaged = self._world.agree(damaged)
+                if damaged:
+                    raise _no_good(damaged, self.place.address)
                 return None
             try:
                 return self.load(state, folder)
             except DamagedCheckpoint as error:
                 tried.add(folder)
-                if isinstance(error, _HalfLoaded):
-                    half_loaded = folder
+                damaged = folder
                 if self._world.is_main:
                     warnings.warn(f"checkpoint {folder} was passed over: {error}", stacklevel=2)
+
+    def _damaged(self) -> list[catalogue.Entry]:
+        return [e for e in catalogue.entries(self.place) if e.state == "damaged"]
 
     def load(self, state: TrainingState, folder: str) -> Manifest:
         """Load one checkpoint at whatever layout this is. A collective call."""
@@ -233,7 +238,8 @@ class Checkpointer:
         problem, result = "", None
         try:
             result = read()
-        except (DamagedCheckpoint, pickle.UnpicklingError, KeyError, OSError) as error:
+        except (DamagedCheckpoint, pickle.UnpicklingError, KeyError, FileNotFoundError) as error:
+            # any other error of the storage is no damage: this rank fails, and is started again
             problem = (str(error) or type(error).__name__).splitlines()[0]
         if self._world.sum_floats([float(bool(problem))])[0]:
             raise DamagedCheckpoint(problem or "damaged, as another rank found")
@@ -252,12 +258,31 @@ class Checkpointer:
             )
         except (DamagedCheckpoint, CheckpointException) as error:
             # one rank found damage; torch has told all of them
-            raise _HalfLoaded(_reason(error)) from None
+            if any(_is_of_the_storage(cause) for cause in _causes(error)):
+                raise
+            raise DamagedCheckpoint(_reason(error)) from None
+
+    def still_there(self, folder: str) -> bool:
+        """Whether nobody has deleted it since; rank 0's word. A collective call."""
+        has = self._world.is_main and self.place.size(f"{folder}/{NAME}") is not None
+        return bool(self._world.agree("x" if has else ""))
+
+    def _gathered(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Whole tensors and every rank's own, on rank 0; nothing on the others."""
+        mine = tensors.pop(own_name(self._world.rank), None)
+        whole = _full(tensors, keep=self._world.is_main)
+        own: list[torch.Tensor | None] = [mine]
+        if self._group is not None:
+            own = [None] * self._world.layout.world_size
+            dist.gather_object(mine, own if self._world.is_main else None, group=self._group)
+        if self._world.is_main:
+            whole |= {own_name(rank): t for rank, t in enumerate(own) if t is not None}
+        return whole
 
     def clean(self) -> None:
-        """Remove what earlier attempts left unfinished, or wrote after they were replaced."""
+        """Remove what earlier attempts left unfinished."""
         for entry in catalogue.entries(self.place, check_sizes=False):
-            if entry.attempt < self.attempt and entry.state in ("unfinished", "replaced"):
+            if entry.attempt < self.attempt and entry.state == "unfinished":
                 self.place.remove(entry.folder)
 
     def close(self) -> Saved | None:
@@ -291,6 +316,9 @@ class Checkpointer:
     def _drop_outdated(self) -> None:
         listed = catalogue.entries(self.place, check_sizes=False)
         good = [entry.manifest for entry in listed if entry.manifest is not None]
+        for entry in listed:  # now that there is one of this attempt, others' can go
+            if entry.state == "replaced" and entry.attempt < self.attempt:
+                self.place.remove(entry.folder)
         for step in outdated([m.step for m in good], self._rule, self.scores):
             for manifest in good:
                 if manifest.step == step:
@@ -312,7 +340,7 @@ def _as_future(result: Any) -> Future[Any]:
     return future
 
 
-def _gathered(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
+def _full(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
     """Whole tensors, on the rank that keeps them."""
     from torch.distributed.tensor import DTensor
 
@@ -375,15 +403,20 @@ def _check_shapes(folder: str, targets: Mapping[str, torch.Tensor], reader: Shar
         raise ConfigError(wrong[:5])
 
 
-def _no_good(folder: str, address: str) -> DrivetrainError:
-    """Weights that come half from a damaged checkpoint are no place to begin anew from."""
-    rule = f"{folder} turned out damaged while it was read, and no checkpoint before it is good"
+def _no_good(folder: str, address: str) -> EnvironmentProblem:
+    """Nobody would want a long run to begin anew without being asked."""
+    rule = f"{folder} is damaged, and no checkpoint before it is good"
     remedy = "remove it to begin anew, or set checkpoint.resume_from"
-    return DrivetrainError(str(Problem("checkpoints", rule, remedy, address)))
+    return EnvironmentProblem([Problem("checkpoints", rule, remedy, address)])
 
 
 def _stale(error: BaseException) -> lineage.StaleAttempt | None:
     return next((e for e in _causes(error) if isinstance(e, lineage.StaleAttempt)), None)
+
+
+def _is_of_the_storage(error: BaseException) -> bool:
+    """A read that failed is no damage: tried again, by another attempt, it may well go through."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from drivetrain.config.schema import Checkpoint
@@ -19,7 +20,8 @@ def outdated(
     if rule.keep_every is not None:
         kept |= {step for step in newest_first if step % rule.keep_every == 0}
     if rule.keep_best is not None:
-        scored = [step for step in newest_first if step in (scores or {})]
+        finite = {step for step, score in (scores or {}).items() if math.isfinite(score)}
+        scored = [step for step in newest_first if step in finite]
         if scored and scores is not None:
             sign = 1 if rule.keep_best_mode == "min" else -1
             kept.add(min(scored, key=lambda step: sign * scores[step]))

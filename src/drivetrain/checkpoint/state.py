@@ -59,7 +59,7 @@ class TrainingState:
         tensors = self.model_tensors()
         if self.rank != 0:
             # running statistics differ between ranks; rank 0's are the ones that count
-            buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
+            buffers = {f"model.{_own_name_of(name)}" for name, _ in self.model.named_buffers()}
             shared = {n for n, t in tensors.items() if n in buffers and not isinstance(t, DTensor)}
             tensors = {name: value for name, value in tensors.items() if name not in shared}
         if weights_only:
@@ -85,7 +85,7 @@ class TrainingState:
         """Put back what is not a tensor. `own` is None at a number of ranks it was not made for."""
         if self.optimizer is not None:
             _restore_groups(self.optimizer, values["optimizer"]["groups"])
-            by_name = dict(self.model.named_parameters())
+            by_name = self._parameters()
             for name, value in values["optimizer"]["values"].items():
                 parameter, _, key = name.removeprefix("optimizer.").rpartition(".")
                 self.optimizer.state[by_name[parameter]][key] = value
@@ -102,13 +102,16 @@ class TrainingState:
         """Drop optimizer state that the checkpoint does not have: it had not come into being."""
         if self.optimizer is None:
             return
-        by_name = dict(self.model.named_parameters())
+        by_name = self._parameters()
         for name in names:
             parameter, _, key = name.removeprefix("optimizer.").rpartition(".")
             state = self.optimizer.state.get(by_name[parameter], {})
             state.pop(key, None)
             if not state:
                 self.optimizer.state.pop(by_name[parameter], None)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return {_own_name_of(name): p for name, p in self.model.named_parameters()}
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -134,6 +137,11 @@ class TrainingState:
                 elif value is not None:
                     values[name] = _plain(value, name)
         return tensors, values
+
+
+def _own_name_of(name: str) -> str:
+    """The user's own name of it: recomputation wraps blocks, and the wrapper shows."""
+    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 def own_name(rank: int) -> str:

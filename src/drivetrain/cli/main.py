@@ -65,7 +65,7 @@ def train(context: typer.Context) -> None:
       --rdzv-endpoint H:P  where several nodes meet
       --run-dir DIR        the run's directory; the same command again goes on from its last
                            checkpoint, and several nodes that share it meet in it
-      --max-restarts N     how often to start again after a failure in training (10)
+      --max-restarts N     how often to start again after a failure in training (100)
       --nnodes MIN:MAX     elastic: nodes may join and leave; the global batch stays
       --live               ddp replicas that go on without a restart (needs --run-dir)
       -m                   SCRIPT is a module

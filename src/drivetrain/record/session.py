@@ -20,6 +20,7 @@ SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
 NODE_SESSION = "DRIVETRAIN_NODE_SESSION"
 """From the guardian to its supervisor: a session that outlives the supervisor."""
+TRAINS = "trains"
 _PAGE = struct.Struct("<qqqq")
 """step, phase, process id, time in ns"""
 
@@ -131,6 +132,13 @@ def settled_directory(number: int) -> Path | None:
         return Path((Path(session) / f"run-{number}").read_text())
     except OSError:
         return None
+
+
+def mark_training() -> None:
+    """Tell the supervisor that this script trains with Drivetrain, and so can be gone on with."""
+    session = os.environ.get(SESSION)
+    if session is not None:
+        (Path(session) / TRAINS).touch()
 
 
 def remember_attempt(number: int) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+_SAME_REQUEST_S = 5.0
+"""Schedulers signal every process of a job, and the supervisor passes it on as well."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -20,6 +23,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.received: str | None = None
         """The signal's name."""
+        self._at_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -38,6 +42,8 @@ class StopRequest:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.received is not None and number == signal.SIGTERM:
+        now_s = time.monotonic()
+        if self.received is None:
+            self.received, self._at_s = signal.Signals(number).name, now_s
+        elif number == signal.SIGTERM and now_s - self._at_s > _SAME_REQUEST_S:
             raise SystemExit(128 + number)
-        self.received = signal.Signals(number).name

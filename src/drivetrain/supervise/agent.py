@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -32,11 +33,12 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousError,
     RendezvousGracefulExitError,
 )
 
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import NODE_SESSION, Phase, Progress, read_progress
+from drivetrain.record.session import NODE_SESSION, TRAINS, Phase, Progress, read_progress
 from drivetrain.supervise.failure import RankFailure, by_cause, root_cause
 from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
@@ -50,6 +52,8 @@ from drivetrain.supervise.worker import die_with_parent
 
 _TICK_S = 0.1
 _MEMBERSHIP_S = 0.5
+_MEETINGS = 5
+_STORE_PATIENCE_S = 3.0
 _ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -69,6 +73,10 @@ class Settings:
     """Whether ranks are replicas that are replaced one by one, while the others go on."""
     warm_start: bool = False
     """Import once and fork the first ranks too."""
+
+
+class _Asked(Exception):
+    """A signal came while the nodes were meeting."""
 
 
 class Supervisor(SimpleElasticAgent):
@@ -96,6 +104,8 @@ class Supervisor(SimpleElasticAgent):
         self._lighthouse: Lighthouse | None = None
         self._num_started = 0
         self._asked: str = ""
+        self._is_meeting = False
+        self._lost_store_s: float | None = None
         self._host = socket.gethostname()
         self._restarting_since_s: float | None = None
         self._next_membership_s = 0.0
@@ -212,8 +222,11 @@ class Supervisor(SimpleElasticAgent):
 
     def _on_exits(self, codes: Mapping[int, int]) -> None:
         if self._settings.live and self._machine.state is State.RUNNING:
-            finished = all(code == 0 for code in codes.values())
-            if self._replace_lost(codes) or (not finished and 0 in codes.values()):
+            if self._replace_lost(codes):
+                return
+            if 0 in codes.values():  # one has finished the run: nobody is started again
+                if len(codes) == len(self._node.workers):
+                    self._end(End(Kind.FINISHED, self._step(), 0))
                 return
         if all(code == 0 for code in codes.values()):
             if len(codes) == len(self._node.workers):
@@ -233,7 +246,7 @@ class Supervisor(SimpleElasticAgent):
 
     def _classify(self, failures: list[RankFailure]) -> End:
         pages = self._pages()
-        trains = any(page is not None for page in pages)
+        trains = (self._session / TRAINS).exists()
         cause = root_cause(failures)
         step = self._step()
         code = cause.process_exit_code
@@ -247,7 +260,7 @@ class Supervisor(SimpleElasticAgent):
             kind = Kind.START_UP
         else:
             kind = Kind.FAILED
-        return End(kind, step, code, trains)
+        return End(kind, step, code, trains, by_signal=cause.killed_by is not None)
 
     def _on_stall(self, stall: Stall) -> None:
         self._watch.leniency *= 2
@@ -278,7 +291,7 @@ class Supervisor(SimpleElasticAgent):
                 case Action.KILL:
                     self._node.kill()
                 case Action.ASK:
-                    self._node.ask_to_stop()
+                    self._node.ask_to_stop(self._stop_signal())
                 case Action.MEET:
                     self._meet()
                 case Action.START:
@@ -292,20 +305,45 @@ class Supervisor(SimpleElasticAgent):
     def _meet(self) -> None:
         """Form a group with the other nodes; those that gave up have closed it."""
         try:
-            self._rendezvous(self._worker_group)
+            has_met = self._try_to_meet()
         except (RendezvousClosedError, RendezvousGracefulExitError):
             self._machine.state = State.OVER
             self._machine.exit_code = self._machine.exit_code or 1
             self._say("the other nodes have ended the run; stopping")
             return
+        except _Asked:  # handled as any other request, by the loop
+            return
+        if not has_met:
+            self._machine.state, self._machine.exit_code = State.OVER, PREEMPTED_CODE
+            self._say("the nodes could not meet; leaving, so that this one can be started again")
+            return
         self._next_membership_s = time.monotonic() + _MEMBERSHIP_S
         self._do(self._machine.met())
+
+    def _try_to_meet(self) -> bool:
+        """A node may be lost while the others meet: then they meet again, without it."""
+        for _ in range(_MEETINGS):
+            self._is_meeting = True
+            try:
+                self._rendezvous(self._worker_group)
+                return True
+            except (RendezvousClosedError, RendezvousGracefulExitError):
+                raise
+            except (RendezvousError, DistError, OSError, StopIteration, KeyError) as error:
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                self._say(f"the nodes could not meet ({reason}); trying again")
+            finally:
+                self._is_meeting = False
+        return False
 
     def _finish_together(self) -> None:
         """Wait until every node's ranks have finished, or go back to help those that failed."""
         self._node.kill()
         nodes = self._worker_group.group_world_size or 1
-        if nodes == 1 or self._others_have_finished(nodes):
+        has_ended = nodes == 1 or self._others_have_finished(nodes)
+        if self._machine.state is not State.FINISHING:
+            return
+        if has_ended:
             self._do(self._machine.others_ended())
         elif self._nodes_are_waiting():
             self._do(self._machine.rejoin())
@@ -318,8 +356,20 @@ class Supervisor(SimpleElasticAgent):
                 store.add(f"{key}-{self._worker_group.group_rank}", 1)
                 store.add("finished", 1)
             return int(store.add("finished", 0)) >= nodes
-        except Exception:  # the first node has gone, after all had finished or with its failure
-            return not self._nodes_are_waiting()
+        except Exception:  # the first node has gone: with the end of the run, or before it
+            return self._run_is_closed()
+
+    def _run_is_closed(self) -> bool:
+        """Who saw all nodes finish has closed the group; a first node that is lost has not."""
+        now_s = time.monotonic()
+        self._lost_store_s = self._lost_store_s or now_s
+        with contextlib.suppress(Exception):
+            if self._worker_group.spec.rdzv_handler.is_closed():
+                return True
+        if now_s - self._lost_store_s > _STORE_PATIENCE_S:
+            self._lost_store_s = None
+            self._do(self._machine.rejoin())
+        return False
 
     def _close_group(self) -> None:
         """A node that stops for good ends the run for all; one that was preempted only leaves."""
@@ -330,6 +380,12 @@ class Supervisor(SimpleElasticAgent):
     @property
     def _leaves_alone(self) -> bool:
         return self._machine.exit_code in (PREEMPTED_CODE, STALE_CODE)
+
+    def _stop_signal(self) -> signal.Signals:
+        """A Trainer saves on SIGTERM; another script may wait for its Ctrl-C."""
+        is_interrupt = self._machine.asked_by == signal.SIGINT.name
+        trains = (self._session / TRAINS).exists()
+        return signal.SIGINT if is_interrupt and not trains else signal.SIGTERM
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────
 
@@ -345,7 +401,10 @@ class Supervisor(SimpleElasticAgent):
         if now_s < self._next_membership_s:
             return False
         self._next_membership_s = now_s + _MEMBERSHIP_S
-        return bool(spec.rdzv_handler.num_nodes_waiting() > 0)
+        try:
+            return bool(spec.rdzv_handler.num_nodes_waiting() > 0)
+        except RendezvousError:  # not to be reached just now; asked again in a moment
+            return False
 
     @property
     def _num_spares(self) -> int:
@@ -384,6 +443,9 @@ class Supervisor(SimpleElasticAgent):
         except (OSError, ValueError):
             return
         run = RunDirectory(path)
+        only_noticed = end.kind in (Kind.PEER, Kind.RESIZED)
+        if only_noticed and (run.attempt(attempt) / "end.json").exists():
+            return  # the node where it happened has said more
         facts = {
             "kind": end.kind.value,
             "step": end.step,
@@ -441,6 +503,8 @@ class Supervisor(SimpleElasticAgent):
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._asked = signal.Signals(number).name
+        if self._is_meeting:  # torch's rendezvous would go on waiting
+            raise _Asked
 
     def _environment(self, group: WorkerGroup, local_rank: int) -> dict[str, str]:
         """What makes a process a rank, in torchrun's words."""

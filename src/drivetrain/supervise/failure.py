@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # What a rank says when it only noticed that another one is gone.
+# These are a script's own (a download, say), whatever their text.
+_OWN = re.compile(r"(ConnectionResetError|BrokenPipeError|ConnectionError)\b")
 _COLLATERAL = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|connectFullMesh failed|Socket closed|"
     r"DistNetworkError|DistStoreError|recvValueWithTimeout|failed to recv",
@@ -45,7 +47,9 @@ class RankFailure:
     def is_collateral(self) -> bool:
         """Whether it only noticed that another rank is gone."""
         last_line = self.error.strip().rpartition("\n")[2]
-        return bool(self.error) and bool(_COLLATERAL.search(last_line))
+        if not self.error or _OWN.match(last_line):
+            return False
+        return bool(_COLLATERAL.search(last_line))
 
     @property
     def how(self) -> str:

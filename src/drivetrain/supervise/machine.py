@@ -11,11 +11,15 @@ and facts come in as values, so a test can step through a whole run by hand.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from drivetrain.supervise.policy import PREEMPTED_CODE, Budgets, Decision, End, Kind, decide
+
+_SAME_REQUEST_S = 1.0
+_BY_THE_SIGNAL = frozenset({128 + signal.SIGTERM, 128 + signal.SIGUSR1})
 
 
 class State(Enum):
@@ -52,6 +56,7 @@ class Machine:
     why: str = ""
     """Of the last decision."""
     asked_by: str = ""
+    asked_s: float = 0.0
     deadline_s: float = 0.0
 
     def met(self) -> list[Action]:
@@ -66,7 +71,9 @@ class Machine:
         """The node's ranks have ended, or must be ended, for this reason."""
         if self.state is State.DRAINING:
             self.history.append(end)
-            stopped_well = end.kind in (Kind.PREEMPTED, Kind.FINISHED)
+            # one that was only just starting, or ending, knows nothing of saving
+            ended_by_it = end.trains and end.exit_code in _BY_THE_SIGNAL
+            stopped_well = end.kind in (Kind.PREEMPTED, Kind.FINISHED) or ended_by_it
             code = 0 if end.kind is Kind.FINISHED else PREEMPTED_CODE if stopped_well else None
             return [Action.KILL, *self._over(end.exit_code if code is None else code)]
         if end.kind is Kind.FINISHED:
@@ -93,10 +100,13 @@ class Machine:
     def asked(self, by: str) -> list[Action]:
         """A scheduler, or a person, wants the run to stop; a second time means at once."""
         if self.state is State.DRAINING:
+            if self.clock() - self.asked_s < _SAME_REQUEST_S:
+                return []  # schedulers signal every process of a job, and it is passed on too
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
         if self.state is State.OVER:
             return []
-        was_running = self.state in (State.RUNNING, State.FINISHING)
+        self.asked_s = self.clock()
+        was_running = self.state is State.RUNNING
         self.asked_by, self.state = by, State.DRAINING
         self.deadline_s = self.clock() + self.grace_s
         return [Action.ASK] if was_running else self._over(PREEMPTED_CODE)

@@ -6,6 +6,7 @@ cluster that takes nodes away often must not use up the patience meant for bugs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -39,14 +40,16 @@ class End:
     """Last finished step; 0 when there was none."""
     exit_code: int = 1
     trains: bool = True
-    """Whether the script reports its steps: then it can go on from a checkpoint."""
+    """Whether the script trains with Drivetrain: then it can go on from a checkpoint."""
+    by_signal: bool = False
+    """Whether the first rank to fail was killed, and not by an error of its own."""
 
 
 @dataclass(frozen=True)
 class Budgets:
     """How often to start again, by what went wrong."""
 
-    failures: int = 10
+    failures: int = 100
     preemptions: int = 1000
     start_ups: int = 3
     same_step: int = 3
@@ -70,8 +73,10 @@ def decide(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
             return Decision(False)
         case Kind.STALE:
             return Decision(False, "another attempt has taken over the run")
-        case Kind.RESIZED | Kind.PEER:
+        case Kind.RESIZED:
             return Decision(True)
+        case Kind.PEER:
+            return _after_peer(end, history, budgets)
         case Kind.PREEMPTED:
             return _within(end, history, budgets.preemptions, "preemptions")
         case _:
@@ -79,10 +84,8 @@ def decide(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
 
 
 def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
-    if end.exit_code in _HOPELESS:
+    if not budgets.restarts_anything and not _may_help(end, history):
         return Decision(False)
-    if not end.trains and not budgets.restarts_anything:
-        return Decision(False)  # as torchrun: it could only begin from the start
     if not end.trains:
         return _within(end, history, budgets.failures, "failures")
     if end.kind is Kind.START_UP:
@@ -94,6 +97,26 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
             "which more restarts would not end",
         )
     return _within(end, history, budgets.failures, "failures")
+
+
+def _may_help(end: End, history: Sequence[End]) -> bool:
+    """Whether starting again could end otherwise.
+
+    Not after a mistake in the config; not for a script that could only begin from the start; not
+    after an error of its own before the first step of its first life.
+    """
+    has_trained = any(other.step for other in history)
+    own_error = end.kind is Kind.START_UP and not end.by_signal and not has_trained
+    return end.trains and end.exit_code not in _HOPELESS and not own_error
+
+
+def _after_peer(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
+    """Another node decides, usually; but when every node only sees the others end, nobody does."""
+    row = itertools.takewhile(lambda e: e.kind is Kind.PEER and e.step == end.step, history[::-1])
+    if sum(1 for _ in row) < 2 * budgets.same_step:
+        return Decision(True)
+    why = "again and again the other nodes' ranks were gone first: can the nodes reach each other?"
+    return Decision(False, why)
 
 
 def _within(end: End, history: Sequence[End], budget: int, name: str) -> Decision:

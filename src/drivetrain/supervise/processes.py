@@ -27,6 +27,8 @@ from drivetrain.supervise.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.warm import MOST_BYTES, READY, SOCKET
 from drivetrain.supervise.worker import CONTROL, PARENT, STACKS, STACKS_SIGNAL, WARM
 
+_BACK_OFF_S = 10.0
+
 
 class Process(Protocol):
     """What is asked of a process, started or adopted."""
@@ -105,6 +107,7 @@ class Node:
         self._is_python = is_python
         self.workers: list[Worker] = []
         self._spares: list[Worker] = []
+        self._not_before_s = 0.0
         self._environments: list[Mapping[str, str]] = []
         self._warm = warm_process
         adopt_orphans()
@@ -117,9 +120,13 @@ class Node:
 
     def keep_warm(self, count: int, *, wait: bool = False) -> None:
         """Have so many that have imported everything, too; never waits unless asked to."""
-        if not self._is_python or not count:
+        if not self._is_python or not count or time.monotonic() < self._not_before_s:
             return
-        self._spares = [spare for spare in self._spares if spare.process.poll() is None]
+        for spare in [spare for spare in self._spares if spare.process.poll() is not None]:
+            spare.kill()  # it died of its imports, most likely: the next one would, too
+            self._spares.remove(spare)
+            self._not_before_s = time.monotonic() + _BACK_OFF_S
+            return
         if self._warm is None:
             self._warm = WarmProcess(self._command[:1])
         state = self._warm.state(wait=wait)
@@ -166,10 +173,10 @@ class Node:
         codes = {worker.local_rank: worker.process.poll() for worker in self.workers}
         return {rank: code for rank, code in codes.items() if code is not None}
 
-    def ask_to_stop(self) -> None:
-        """SIGTERM: a Trainer saves and leaves, other scripts do what they do."""
+    def ask_to_stop(self, number: signal.Signals) -> None:
+        """A Trainer saves and leaves, other scripts do what they do."""
         for worker in self.workers:
-            worker.signal(signal.SIGTERM)
+            worker.signal(number)
 
     def dump_stacks(self, patience_s: float = 2.0) -> dict[int, str]:
         """Every rank's stacks; a stopped process cannot give any, and says nothing."""

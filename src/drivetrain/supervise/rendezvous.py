@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -33,6 +36,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 _VERSION = struct.Struct("<Q")
 _POLL_S = 0.02
+_TRIES = 3
 
 
 class FolderBackend(RendezvousBackend):
@@ -50,11 +54,17 @@ class FolderBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, int] | None:
         """The state and its version; writers rename, so a reader needs no lock."""
-        try:
-            data = self._state.read_bytes()
-        except FileNotFoundError:
-            return None
-        return data[_VERSION.size :], _VERSION.unpack_from(data)[0]
+        for _ in range(_TRIES):
+            try:
+                data = self._state.read_bytes()
+            except FileNotFoundError:
+                return None
+            except OSError as error:  # a file system that is shared has its moments
+                problem = error
+                time.sleep(0.1)
+            else:
+                return data[_VERSION.size :], _VERSION.unpack_from(data)[0]
+        raise RendezvousConnectionError(str(problem)) from problem
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, int, bool] | None:
         """Write if nobody else has since `token` was read."""
@@ -64,8 +74,11 @@ class FolderBackend(RendezvousBackend):
                 return None if current is None else (*current, False)
             version = 1 if current is None else current[1] + 1
             partial = self._state.with_name(f".state.{uuid.uuid4().hex[:8]}")
-            partial.write_bytes(_VERSION.pack(version) + state)
-            partial.replace(self._state)
+            try:
+                partial.write_bytes(_VERSION.pack(version) + state)
+                partial.replace(self._state)
+            except OSError as error:
+                raise RendezvousConnectionError(str(error)) from error
             return state, version, True
 
     def forget_the_dead(self, alive_within: timedelta) -> bool:
@@ -79,6 +92,8 @@ class FolderBackend(RendezvousBackend):
             now = datetime.now(UTC)
             if state.closed and (youngest is None or now - youngest > alive_within):
                 self._state.unlink()
+                for old in self._state.parent.glob("store-*"):  # rounds are counted from 0 again
+                    old.unlink(missing_ok=True)
                 return True
             return False
 

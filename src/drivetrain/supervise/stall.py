@@ -69,7 +69,7 @@ class StallWatch:
 
     def allowed_s(self, phase: Phase) -> float:
         """How long a rank may be silent now."""
-        if phase is not Phase.STEPPING:
+        if phase is not Phase.STEPPING or not self._steps_s:  # how long a step takes is not known
             return self.patience.otherwise_s * self.leniency
         slowest_s = max(self._steps_s, default=0.0)
         return max(self.patience.stepping_s, _TIMES_SLOWEST * slowest_s) * self.leniency

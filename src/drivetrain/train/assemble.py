@@ -30,7 +30,7 @@ from drivetrain.parallel.live_world import live_world
 from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
-from drivetrain.record.session import earlier_directory
+from drivetrain.record.session import earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.engine import Engine
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
@@ -69,6 +69,7 @@ class Assembly:
 
 def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     """Join the world, spread the model, and line up the data."""
+    mark_training()
     if os.environ.get("DRIVETRAIN_LIVE"):
         resolved = resolved.choose("fault_tolerance", "live", "drivetrain train --live")
     is_live = resolved.config.fault_tolerance == "live"

@@ -25,6 +25,7 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
+from drivetrain.record.session import Phase
 from drivetrain.train.assemble import (
     Assembly,
     Prebuilt,
@@ -168,7 +169,10 @@ class KeptLoop:
         """Every validation sample once; the same value at any number of ranks."""
         feed = make_evaluation_feed(val, self.assembly)
         task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
+        self._saver.page.note(Phase.EVALUATING)
         with self._engine.autocast:
             result = evaluate(task, self._engine.spread, feed, self._engine.world, self._at.step)
         self.history.evaluations.append(result)
+        self._saver.score(result)
+        self._saver.page.note(Phase.STEPPING)
         return result

@@ -72,6 +72,7 @@ class Saver:
         self._failed_at_s: float | None = None
         self._last_saved = -1
         self._is_writer = False
+        self._is_from_another_run = False
         self._save_s, self._beside_s = 0.0, 0.0
         self._manifest: Manifest | None = None
 
@@ -99,22 +100,37 @@ class Saver:
         self._manifest = checkpointer.load_newest(state)
         if self._manifest is None and self._rule.resume_from is not None:
             self._manifest = self._load_from(self._rule.resume_from, state)
+            self._is_from_another_run = True
         for result in self._history.evaluations:
             self.score(result)
         if isinstance(self._world, LiveWorld):
             return directory.next_attempt()  # claimed by whoever comes to write, and when
-        attempt = checkpointer.claim(self.at.step, directory.next_attempt())
+        attempt = self._claim(checkpointer, state, directory)
         if self._world.is_main:
             checkpointer.clean()
         return attempt
+
+    def _claim(
+        self, checkpointer: Checkpointer, state: TrainingState, directory: RunDirectory
+    ) -> int:
+        """Own the run, from what was loaded; unless an attempt that still lived has dropped it."""
+        while True:
+            attempt = checkpointer.claim(self.at.step, directory.next_attempt())
+            manifest = self._manifest
+            if manifest is None or self._is_from_another_run:
+                return attempt
+            if checkpointer.still_there(manifest.folder):
+                return attempt
+            self._manifest = checkpointer.load_newest(state)
 
     def _is_anothers(self, checkpointer: Checkpointer, directory: RunDirectory) -> bool:
         """Whether a run that has only just begun would go on from, and write among, others'."""
         if self._rule.directory is None or RUN_DIR in os.environ:
             return False
-        if self._rule.resume_from == self._rule.directory or directory.next_attempt() > 1:
+        if self._rule.resume_from == self._rule.directory:
             return False
-        return bool(self._world.agree("x" if self._world.is_main and checkpointer.good() else ""))
+        is_new = self._world.is_main and directory.next_attempt() == 1
+        return bool(self._world.agree("x" if is_new and checkpointer.good() else ""))
 
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
@@ -141,7 +157,8 @@ class Saver:
         wishes = self._pulse.at(
             step, stop=self._stop.received is not None, save=self._wants_retry()
         )
-        is_due = step == self._next_save
+        # not only at the very step: a live replica may have been healed to beyond it
+        is_due = self._next_save is not None and step >= self._next_save
         if wishes is not None:
             if wishes.stop:
                 log()
@@ -196,6 +213,7 @@ class Saver:
         """Stop listening, whatever happened."""
         self._stop.__exit__(None, None, None)
         self.page.note(Phase.ENDED)
+        self.page.close()
 
     def score(self, result: EvaluationResult) -> None:
         """Remember what `keep_best` goes by."""
@@ -251,9 +269,9 @@ class Saver:
 
     def _schedule(self, step: int, step_s: float) -> None:
         """Settle the next save from rank 0's figures."""
-        facts = [self._save_s, self._beside_s, *self._history_of_failures()]
-        if not self._world.is_main:
-            facts = [0.0] * len(facts)
+        facts = [0.0] * 4
+        if self._world.is_main:
+            facts = [self._save_s, self._beside_s, *self._history_of_failures()]
         save_s, beside_s, failures, running_s = self._world.sum_floats(facts)
         interval = best_interval(save_s, step_s, int(failures), running_s, beside_s)
         # the first save comes early: it shows what a save costs, and that one can be made

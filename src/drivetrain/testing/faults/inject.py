@@ -38,7 +38,7 @@ class Injector:
         if not pages or max(page.step for page in pages) < fault.step:
             return False
         if fault.kind == "corrupt_shard":
-            return bool(self._newest_data())
+            return len(self._manifests()) > 1  # with one alone there is nothing to fall back to
         return fault.point == "step" or self._is_saving()
 
     def inject(self, fault: Fault) -> None:
