@@ -186,8 +186,12 @@ class Node:
         deadline_s = time.monotonic() + patience_s
         living = [worker for worker in living if not _is_stopped(worker.pid)]
         paths = {worker.local_rank: self.stacks_path(worker.local_rank) for worker in living}
-        while time.monotonic() < deadline_s and not all(_size(path) for path in paths.values()):
-            time.sleep(0.02)
+        sizes: list[int] = []
+        while time.monotonic() < deadline_s:
+            before, sizes = sizes, [_size(path) for path in paths.values()]
+            if all(sizes) and sizes == before:  # nobody is still writing
+                break
+            time.sleep(0.05)
         everyone = (worker.local_rank for worker in self.workers)
         return {rank: _read(self.stacks_path(rank)) for rank in everyone}
 
