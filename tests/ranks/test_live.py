@@ -6,6 +6,7 @@ A real lighthouse, real processes, a real SIGKILL in the middle of a step.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -42,7 +43,8 @@ def lighthouse() -> Iterator[str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quiet("info")
     )
     assert process.stdout is not None
-    found = re.search(r"http://\S+", process.stdout.readline())
+    lines = itertools.islice(process.stdout, 20)  # its address is in one of the first
+    found = next(filter(None, (re.search(r"http://\S+", line) for line in lines)), None)
     # read on, or it would stop when the pipe is full
     reader = threading.Thread(target=process.stdout.read)
     reader.start()
