@@ -37,9 +37,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
 )
 
-from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import NODE_SESSION, TRAINS, Phase, Progress, read_progress
-from drivetrain.supervise.failure import RankFailure, by_cause, root_cause
+from drivetrain.supervise.account import Account, write_end
+from drivetrain.supervise.environment import rank_environment
+from drivetrain.supervise.failure import RankFailure, root_cause
 from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
@@ -115,7 +116,15 @@ class Supervisor(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._num_started += 1
         self._watch = StallWatch(self._settings.patience, self._watch.leniency)
-        environments = [self._environment(worker_group, w.local_rank) for w in worker_group.workers]
+        environments = [
+            {
+                **rank_environment(worker_group, w.local_rank, self._round),
+                "TORCHELASTIC_MAX_RESTARTS": str(self._settings.budgets.failures),
+                "TORCHELASTIC_ERROR_FILE": str(self._error_file(w.local_rank)),
+                **self._logs.environment(w.global_rank),
+            }
+            for w in worker_group.workers
+        ]
         if self._settings.live:
             address = self._lighthouse_address(worker_group)
             environments = [{**env, ADDRESS: address, LIVE: "1"} for env in environments]
@@ -424,6 +433,11 @@ class Supervisor(SimpleElasticAgent):
             at_s=float(message.get("at_s", time.time())),
         )
 
+    @property
+    def _round(self) -> int:
+        """The same number on every node of a group, where the rendezvous has one."""
+        return int(getattr(self._worker_group.spec.rdzv_handler, "round", self._num_started - 1))
+
     def _error_file(self, local_rank: int) -> Path:
         return self._session / "errors" / f"{self._num_started}-{local_rank}.json"
 
@@ -437,34 +451,9 @@ class Supervisor(SimpleElasticAgent):
         self, end: End, failures: Sequence[RankFailure], detail: str, stacks: Mapping[int, str]
     ) -> None:
         """For whoever reads the run directory later; never a reason to fail."""
-        try:
-            path = Path((self._session / "run-0").read_text())
-            attempt = int((self._session / "attempt").read_text())
-        except (OSError, ValueError):
-            return
-        run = RunDirectory(path)
-        only_noticed = end.kind in (Kind.PEER, Kind.RESIZED)
-        if only_noticed and (run.attempt(attempt) / "end.json").exists():
-            return  # the node where it happened has said more
-        facts = {
-            "kind": end.kind.value,
-            "step": end.step,
-            "host": self._host,
-            "time_s": time.time(),
-            "detail": detail,
-            "why": self._machine.why,
-            "failures": [
-                {"rank": f.rank, "pid": f.pid, "exit_code": f.exit_code, "error": f.error}
-                for f in by_cause(failures)
-            ],
-        }
-        with contextlib.suppress(OSError):
-            for local_rank, text in stacks.items():
-                rank = self._worker_group.workers[local_rank].global_rank
-                folder = run.attempt(attempt) / "stacks"
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / f"{rank:05d}.txt").write_text(text or "no answer: is it stopped?\n")
-            run.end_attempt(attempt, facts)
+        ranks = {w.local_rank: w.global_rank for w in self._worker_group.workers}
+        account = Account(end, failures, self._host, detail, self._machine.why)
+        write_end(self._session, account, {ranks[local]: text for local, text in stacks.items()})
 
     # ── signals and time ─────────────────────────────────────────────────────────────────────
 
@@ -505,29 +494,3 @@ class Supervisor(SimpleElasticAgent):
         self._asked = signal.Signals(number).name
         if self._is_meeting:  # torch's rendezvous would go on waiting
             raise _Asked
-
-    def _environment(self, group: WorkerGroup, local_rank: int) -> dict[str, str]:
-        """What makes a process a rank, in torchrun's words."""
-        worker, spec = group.workers[local_rank], group.spec
-        handler = spec.rdzv_handler
-        counted = getattr(handler, "round", self._num_started - 1)
-        return {
-            "LOCAL_RANK": str(local_rank),
-            "RANK": str(worker.global_rank),
-            "GROUP_RANK": str(group.group_rank),
-            "ROLE_RANK": str(worker.role_rank),
-            "ROLE_NAME": spec.role,
-            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-            "WORLD_SIZE": str(worker.world_size),
-            "GROUP_WORLD_SIZE": str(group.group_world_size),
-            "ROLE_WORLD_SIZE": str(worker.role_world_size),
-            "MASTER_ADDR": str(group.master_addr),
-            "MASTER_PORT": str(group.master_port),
-            "TORCHELASTIC_RESTART_COUNT": str(counted),
-            "TORCHELASTIC_MAX_RESTARTS": str(self._settings.budgets.failures),
-            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
-            "TORCHELASTIC_USE_AGENT_STORE": str(handler.use_agent_store),
-            "TORCHELASTIC_ERROR_FILE": str(self._error_file(local_rank)),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            **self._logs.environment(worker.global_rank),
-        }
