@@ -26,6 +26,8 @@ from drivetrain.record.session import RUN_DIR
 
 _SCRIPT = "drivetrain.bench.recovery_worker"
 _STEPS, _KILL_AFTER, _GIVE_UP_S = 100_000, 12, 30.0
+_SETTLE_S = 10.0
+"""Two busy ranks on two cores: spares, where there are some, have imported everything by then."""
 PIDS = "DRIVETRAIN_BENCH_PIDS"
 
 
@@ -111,7 +113,7 @@ def _kill_and_wait(
         if time.monotonic() > deadline_s or process.poll() is not None:
             raise RuntimeError("the run did not start")
         time.sleep(0.01)
-    time.sleep(2.5)  # spares, where there are some, are ready by now
+    time.sleep(_SETTLE_S)
     attempt, step = _newest(run)
     pid = int(max(pids.glob(f"{victim}-*"), key=lambda path: path.stat().st_mtime).name[2:])
     killed_s = time.time()
