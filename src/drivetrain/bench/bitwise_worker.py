@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drivetrain.bench.arms import TOTAL_STEPS, Run
+from drivetrain.bench.interleaved import interleaved
 from drivetrain.bench.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload, transformer
 from drivetrain.train.keep_loop import prepare
 
@@ -51,16 +51,12 @@ def measure(workload: Workload, accumulation: int, num_rounds: int) -> dict[str,
             for name in ("standard", "standard again", "bitwise")
         }
         seconds: dict[str, list[float]] = {name: [] for name in arms}
-        shuffle = random.Random(0)  # noqa: S311 - the same order on every rank
-        for _ in range(num_rounds + WARM_UP_ROUNDS):
-            order = list(arms)
-            shuffle.shuffle(order)
-            for name in order:
-                dist.barrier()
-                began_s = time.perf_counter()
-                arms[name](workload.steps_per_block)
-                elapsed_s = time.perf_counter() - began_s
-                seconds[name].append(elapsed_s / workload.steps_per_block)
+        for name in interleaved(arms, num_rounds + WARM_UP_ROUNDS):
+            dist.barrier()
+            began_s = time.perf_counter()
+            arms[name](workload.steps_per_block)
+            elapsed_s = time.perf_counter() - began_s
+            seconds[name].append(elapsed_s / workload.steps_per_block)
         return {name: values[WARM_UP_ROUNDS:] for name, values in seconds.items()}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.nn.parallel import DistributedDataParallel
 
+from drivetrain.bench.interleaved import interleaved
 from drivetrain.bench.workloads import LEARNING_RATE, transformer
 from drivetrain.checkpoint.checkpointer import Checkpointer
 from drivetrain.checkpoint.place import place_at
@@ -119,21 +119,17 @@ def measure(num_rounds: int) -> dict[str, Any]:
             "drivetrain": training.save_ours,
         }
         seconds: dict[str, list[float]] = {name: [] for name in arms}
-        shuffle = random.Random(0)  # noqa: S311 - the same order on every rank
-        for _ in range(num_rounds + WARM_UP_ROUNDS):
-            order = list(arms)
-            shuffle.shuffle(order)
-            for name in order:
-                if dist.is_initialized():
-                    dist.barrier()
-                os.sync()
-                began_s = time.perf_counter()
+        for name in interleaved(arms, num_rounds + WARM_UP_ROUNDS):
+            if dist.is_initialized():
+                dist.barrier()
+            os.sync()
+            began_s = time.perf_counter()
+            training.step()
+            finish = arms[name]()
+            for _ in range(STEPS_PER_BLOCK - 1):
                 training.step()
-                finish = arms[name]()
-                for _ in range(STEPS_PER_BLOCK - 1):
-                    training.step()
-                finish()
-                seconds[name].append((time.perf_counter() - began_s) / STEPS_PER_BLOCK)
+            finish()
+            seconds[name].append((time.perf_counter() - began_s) / STEPS_PER_BLOCK)
         skip = WARM_UP_ROUNDS
         return {
             "seconds": {name: values[skip:] for name, values in seconds.items()},

@@ -7,6 +7,7 @@ that fails leaves no checkpoint, costs no step, and is tried again at the next.
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import platform
@@ -14,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -105,18 +106,18 @@ class Checkpointer:
         """Begin a save; the outcome of the one before, which has to be over first."""
         before = self.wait()
         began = time.perf_counter()
-        tensors = state.save_tensors(weights_only=contents == "weights")
+        tensors, values = state.everything() if contents == "everything" else (state.weights(), {})
         writes_alone = self._rule.save == "full"
         if writes_alone:
             tensors = self._gathered(tensors)
         manifest = Manifest(
             step=step,
             attempt=self.attempt,
-            layout=dict(_axes(self._world)),
+            layout=asdict(self._world.layout),
             strategy=self._strategy,
             position=dict(position),
             contents=contents,
-            values=_json(state.values()) if contents == "everything" else {},
+            values=_json(values),
             versions=_versions(),
             created_s=time.time(),
         )
@@ -229,7 +230,7 @@ class Checkpointer:
 
     def _own(self, manifest: Manifest, reader: ShardReader) -> dict[str, Any] | None:
         """What this rank alone had; None when ranks were arranged otherwise."""
-        if manifest.layout != dict(_axes(self._world)):
+        if manifest.layout != asdict(self._world.layout):
             return None
         return unpack(reader.tensor(MetadataIndex(own_name(self._world.rank), (0,))))
 
@@ -278,6 +279,12 @@ class Checkpointer:
         if self._world.is_main:
             whole |= {own_name(rank): t for rank, t in enumerate(own) if t is not None}
         return whole
+
+    def elsewhere(self, place: Place) -> Checkpointer:
+        """The same, for another run's checkpoints: to load from, over the same lines."""
+        other = copy.copy(self)
+        other.place = place
+        return other
 
     def clean(self) -> None:
         """Remove what earlier attempts left unfinished."""
@@ -350,13 +357,6 @@ def _full(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Te
         if keep:
             whole[name] = full
     return whole
-
-
-def _axes(world: World) -> list[tuple[str, int]]:
-    layout = world.layout
-    return [
-        (axis, getattr(layout, axis)) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-    ]
 
 
 def _versions() -> dict[str, str]:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
+from drivetrain.core.files import beside
 
 
 class Place(Protocol):
@@ -101,29 +101,28 @@ class LocalPlace:
     def put(self, name: str, data: bytes) -> None:
         """Beside the file, then renamed over it."""
         path = self.path / name
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        try:
-            with self.writing(str(partial.relative_to(self.path))) as file:
-                file.write(data)
+        with self._finished(path, data) as partial:
             partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
         _sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
         """Linked from a finished file, so that nobody reads half of it."""
         path = self.path / name
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         try:
-            with self.writing(str(partial.relative_to(self.path))) as file:
-                file.write(data)
-            os.link(partial, path)
+            with self._finished(path, data) as partial:
+                os.link(partial, path)
         except FileExistsError:
             return False
-        finally:
-            partial.unlink(missing_ok=True)
         _sync_folder(path.parent)
         return True
+
+    @contextmanager
+    def _finished(self, path: Path, data: bytes) -> Iterator[Path]:
+        """A file beside the one that is meant, complete and on disk."""
+        with beside(path) as partial:
+            with self.writing(str(partial.relative_to(self.path))) as file:
+                file.write(data)
+            yield partial
 
     def remove(self, name: str) -> None:
         """Delete a file or a folder."""

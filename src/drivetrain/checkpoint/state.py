@@ -54,32 +54,32 @@ class TrainingState:
         """Weights and buffers, by the user's names; this rank's part of them."""
         return {f"model.{name}": value for name, value in self._model_state().items()}
 
-    def save_tensors(self, *, weights_only: bool = False) -> dict[str, torch.Tensor]:
-        """What this rank contributes to a checkpoint."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What this rank contributes to a checkpoint of the weights alone."""
         tensors = self.model_tensors()
         if self.rank != 0:
             # running statistics differ between ranks; rank 0's are the ones that count
             buffers = {f"model.{_own_name_of(name)}" for name, _ in self.model.named_buffers()}
             shared = {n for n, t in tensors.items() if n in buffers and not isinstance(t, DTensor)}
             tensors = {name: value for name, value in tensors.items() if name not in shared}
-        if weights_only:
-            return tensors
-        state, _ = self._optimizer_state()
-        return {**tensors, **state, own_name(self.rank): pack(self._own())}
+        return tensors
+
+    def everything(self) -> tuple[dict[str, torch.Tensor], Values]:
+        """What this rank contributes, and all that is no tensor and the same on every rank."""
+        # the model's first: it puts back shards that an evaluation left gathered, which are what
+        # the optimizer knows
+        weights = self.weights()
+        state, values = self._optimizer_state()
+        groups = [] if self.optimizer is None else _groups(self.optimizer)
+        tensors = {**weights, **state, own_name(self.rank): pack(self._own())}
+        common = {name: thing.state_dict() for name, thing in self.common.items()}
+        return tensors, {"optimizer": {"values": values, "groups": groups}, "common": common}
 
     def load_targets(self) -> dict[str, torch.Tensor]:
         """The tensors in use, to be overwritten in place."""
+        weights = self.model_tensors()
         state, _ = self._optimizer_state()
-        return {**self.model_tensors(), **state}
-
-    def values(self) -> Values:
-        """All that is not a tensor and the same on every rank."""
-        _, values = self._optimizer_state()
-        groups = [] if self.optimizer is None else _groups(self.optimizer)
-        return {
-            "optimizer": {"values": values, "groups": groups},
-            "common": {name: thing.state_dict() for name, thing in self.common.items()},
-        }
+        return {**weights, **state}
 
     def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
         """Put back what is not a tensor. `own` is None at a number of ranks it was not made for."""

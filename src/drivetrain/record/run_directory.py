@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
+from drivetrain.core.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ class RunDirectory:
             except FileExistsError:
                 continue
             except OSError as error:
-                reason = error.strerror or str(error)
-                raise EnvironmentProblem(
-                    [Problem("output_dir", reason, "give a folder you may write to", str(path))]
-                ) from error
+                raise _cannot_write("output_dir", path, error) from error
             return cls(path.absolute())
         raise FileExistsError(f"{output_dir / wanted}: ten thousand runs have this name")
 
@@ -53,10 +50,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise EnvironmentProblem(
-                [Problem("--run-dir", reason, "give a folder you may write to", str(path))]
-            ) from error
+            raise _cannot_write("--run-dir", path, error) from error
         return cls(path.absolute())
 
     @property
@@ -115,9 +109,7 @@ class RunDirectory:
 
     def write_run_yaml(self, text: str) -> None:
         """Whole, or not at all."""
-        partial = self.path / f".run.yaml.{os.getpid()}"
-        partial.write_text(text)
-        partial.replace(self.run_yaml)
+        write_whole(self.run_yaml, text)
 
 
 @dataclass(frozen=True)
@@ -141,11 +133,13 @@ def micro_batch_so_far(path: Path | None) -> int | None:
 _ENDS = ("start", "end")
 
 
+def _cannot_write(where: str, path: Path, error: OSError) -> EnvironmentProblem:
+    reason, remedy = error.strerror or str(error), "give a folder you may write to"
+    return EnvironmentProblem([Problem(where, reason, remedy, str(path))])
+
+
 def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(dict(facts), indent=2, default=str) + "\n")
-    partial.replace(path)
+    write_whole(path, json.dumps(dict(facts), indent=2, default=str) + "\n")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

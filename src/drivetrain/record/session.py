@@ -16,6 +16,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
+from drivetrain.core.files import write_whole
+
 SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
 NODE_SESSION = "DRIVETRAIN_NODE_SESSION"
@@ -152,6 +154,4 @@ def remember_directory(number: int, path: Path) -> None:
     """For the next attempt, and for the supervisor."""
     session = os.environ.get(SESSION)
     if session is not None:
-        partial = Path(session) / f".run-{number}.{os.getpid()}"
-        partial.write_text(str(path))
-        partial.replace(Path(session) / f"run-{number}")
+        write_whole(Path(session) / f"run-{number}", str(path))

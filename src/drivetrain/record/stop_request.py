@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 _SAME_REQUEST_S = 5.0
 """Schedulers signal every process of a job, and the supervisor passes it on as well."""
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Listens while the context is open; in the main thread only, as Python has it."""
+    """Remembers the first request."""
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -26,17 +26,13 @@ class StopRequest:
         self._at_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
+    def listen(self) -> None:
+        """From now on; in the main thread only, as Python has it."""
         if threading.current_thread() is threading.main_thread():
             self._before = {each: signal.signal(each, self._note) for each in SIGNALS}
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Listen no more."""
         for each, handler in self._before.items():
             signal.signal(each, handler)
         self._before = {}

@@ -108,7 +108,6 @@ class Supervisor(SimpleElasticAgent):
         self._is_meeting = False
         self._lost_store_s: float | None = None
         self._host = socket.gethostname()
-        self._restarting_since_s: float | None = None
         self._next_membership_s = 0.0
 
     # ── torchelastic's interface ─────────────────────────────────────────────────────────────
@@ -281,7 +280,6 @@ class Supervisor(SimpleElasticAgent):
 
     def _end(self, end: End, failures: Sequence[RankFailure] = (), detail: str = "") -> None:
         """An attempt is over for this node: decide, say, write down, do."""
-        self._restarting_since_s = time.monotonic()
         actions = self._machine.ended(end)
         stacks = self._node.dump_stacks() if Action.DUMP_STACKS in actions else {}
         self._write_end(end, failures, detail, stacks)

@@ -296,12 +296,19 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
+def kernel_state(pid: int) -> tuple[str, int] | None:
+    """How the system calls its state (T: stopped, Z: ended), and its parent; None when gone."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return state, int(parent)
+
+
 def _is_stopped(pid: int) -> bool:
     """Whether a process cannot answer: SIGSTOP, or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
+    found = kernel_state(pid)
+    return found is not None and found[0] in ("T", "t")
 
 
 def _read(path: Path) -> str:

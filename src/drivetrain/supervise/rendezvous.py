@@ -12,7 +12,6 @@ import os
 import pickle
 import struct
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -33,6 +32,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _BackendRendezvousStateHolder,
     _RendezvousExitOp,
 )
+
+from drivetrain.core.files import write_whole
 
 _VERSION = struct.Struct("<Q")
 _POLL_S = 0.02
@@ -73,10 +74,8 @@ class FolderBackend(RendezvousBackend):
             if (current is None) is not (token is None) or (current and current[1] != token):
                 return None if current is None else (*current, False)
             version = 1 if current is None else current[1] + 1
-            partial = self._state.with_name(f".state.{uuid.uuid4().hex[:8]}")
             try:
-                partial.write_bytes(_VERSION.pack(version) + state)
-                partial.replace(self._state)
+                write_whole(self._state, _VERSION.pack(version) + state)
             except OSError as error:
                 raise RendezvousConnectionError(str(error)) from error
             return state, version, True
@@ -152,9 +151,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         timeout = timedelta(seconds=60)
         if rank == 0:
             store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timeout)  # noqa: S104
-            partial = published.with_name(f".{published.name}.{uuid.uuid4().hex[:8]}")
-            partial.write_text(f"{self._address} {store.port} {self._this_node}")
-            partial.replace(published)
+            write_whole(published, f"{self._address} {store.port} {self._this_node}")
             self._shared_tcp_store_server = store
             self._bootstrap_store_info = RendezvousStoreInfo(self._address, store.port)
             return store

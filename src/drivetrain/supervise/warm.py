@@ -16,6 +16,7 @@ import threading
 import time
 
 from drivetrain.supervise import worker
+from drivetrain.supervise.forking import fork_away
 
 SOCKET = "DRIVETRAIN_WARM_FD"
 READY, UNFIT = b"R", b"U"
@@ -34,36 +35,23 @@ def main() -> None:
         message, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
         if not message:
             return
-        sys.argv[1:] = json.loads(message)  # the words of the workers' command line
-        pid = _fork_away(descriptors[0], line, supervisor)
-        os.close(descriptors[0])
+        control = descriptors[0]
+        environment = {
+            **os.environ,
+            worker.PARENT: str(supervisor),
+            worker.CONTROL: str(control),
+        }
+        words = json.loads(message)  # of the workers' command line
+        pid = fork_away(lambda: _become_worker(words, line, supervisor), environment)  # noqa: B023
+        os.close(control)
         line.send(f"{pid}\n".encode())
 
 
-def _fork_away(control: int, line: socket.socket, supervisor: int) -> int:
-    """A grandchild whose parent is gone; its process id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    between = os.fork()
-    if between:
-        os.close(writing)
-        os.waitpid(between, 0)
-        with os.fdopen(reading) as file:
-            return int(file.read())
-    pid = os.fork()
-    if pid:
-        os.write(writing, str(pid).encode())
-        os._exit(0)
-    os.close(reading)
-    os.close(writing)
+def _become_worker(words: list[str], line: socket.socket, supervisor: int) -> None:
     line.close()
     _be_adopted(supervisor)
-    os.setsid()
-    os.environ[worker.PARENT] = str(supervisor)
-    os.environ[worker.CONTROL] = str(control)
+    sys.argv[1:] = words
     worker.main()
-    sys.exit(0)
 
 
 def _be_adopted(supervisor: int) -> None:

@@ -3,8 +3,8 @@
 A process may be started before there is work for it (a warm spare): it imports what the script will
 need, waits for its rank, and is a worker like any other from then on. An error nobody caught is
 left for the supervisor, which shows the first rank's and folds the others', instead of being
-printed by every rank at once. Only the standard library is imported here: this comes before the
-user's first line.
+printed by every rank at once. Nothing but the standard library is loaded here: this comes before
+the user's first line.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import threading
 import time
 import traceback
 from pathlib import Path
+
+from drivetrain.core.files import write_whole
 
 CONTROL = "DRIVETRAIN_CONTROL_FD"
 PARENT = "DRIVETRAIN_SUPERVISOR_PID"
@@ -198,10 +200,7 @@ def _leave_for_supervisor(error: BaseException) -> None:
     now_s = time.time()
     extra = {"py_callstack": text, "timestamp": str(int(now_s)), "at_s": now_s}
     document = {"message": {"message": text, "extraInfo": extra}}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(f"{path}.partial")
-    partial.write_text(json.dumps(document))
-    partial.replace(path)
+    write_whole(Path(path), json.dumps(document))
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -99,7 +99,7 @@ class Saver:
             )
         self._manifest = checkpointer.load_newest(state)
         if self._manifest is None and self._rule.resume_from is not None:
-            self._manifest = self._load_from(self._rule.resume_from, state)
+            self._manifest = self._load_from(self._rule.resume_from, checkpointer, state)
             self._is_from_another_run = True
         for result in self._history.evaluations:
             self.score(result)
@@ -135,7 +135,7 @@ class Saver:
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
         self._recorder, self._say = recorder, say
-        self._stop.__enter__()
+        self._stop.listen()
         step = self.at.step
         self._last_saved = step if self._manifest is not None else -1
         self._pulse = Pulse(self._world, step)
@@ -184,16 +184,19 @@ class Saver:
         self._last_saved = step
         if before is None or before.step != step or not before.problem:
             self._failed_at_s = None  # a save that was not waited for makes up for the one before
-        every = self._rule.every_steps
-        self._next_save = step + every if isinstance(every, int) else None  # auto: at next pulse
+        self._settle_next(step)
         self.page.note(Phase.STEPPING)
+
+    def _settle_next(self, step: int) -> None:
+        """A number of steps on; with `auto` it is settled at the next pulse."""
+        every = self._rule.every_steps
+        self._next_save = step + every if isinstance(every, int) else None
 
     def _take_turn(self, step: int) -> bool:
         """Among live replicas the first seat writes; a new holder of it begins an attempt."""
         if not self._world.is_main:
             self._is_writer = False
-            every = self._rule.every_steps
-            self._next_save = step + every if isinstance(every, int) else None
+            self._settle_next(step)
             return False
         if not self._is_writer and self._checkpointer is not None:
             self._checkpointer.claim(step)
@@ -206,12 +209,14 @@ class Saver:
             return
         for _ in range(_LAST_TRIES):
             if self._save_and_wait(self.at.step):
-                return
+                break
             time.sleep(_PAUSE_S)
+        if self._checkpointer is not None:
+            self._checkpointer.close()
 
     def close(self) -> None:
         """Stop listening, whatever happened."""
-        self._stop.__exit__(None, None, None)
+        self._stop.close()
         self.page.note(Phase.ENDED)
         self.page.close()
 
@@ -307,7 +312,6 @@ class Saver:
     def _get_run(self) -> dict[str, Any]:
         return {
             "at": asdict(self.at),
-            "micro_batch_size": self._assembly.feed.plan.micro_batch_size,
             "evaluations": [
                 [result.step, dict(result.metrics), result.num_samples]
                 for result in self._history.evaluations
@@ -331,13 +335,12 @@ class Saver:
         epochs, rest = divmod(step, plan.steps_per_epoch)
         return epochs * plan.length + rest * plan.global_batch_size
 
-    def _load_from(self, address: str, state: TrainingState) -> Manifest:
+    def _load_from(
+        self, address: str, checkpointer: Checkpointer, state: TrainingState
+    ) -> Manifest:
         """Another run's newest checkpoint: its directory, or that of its checkpoints."""
         for root in (address, f"{address.rstrip('/')}/checkpoints"):
-            other = Checkpointer(
-                place_at(root), self._rule, self._world, self._assembly.config.parallel.strategy
-            )
-            manifest = other.load_newest(state)
+            manifest = checkpointer.elsewhere(place_at(root)).load_newest(state)
             if manifest is not None:
                 return manifest
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.core.files import beside
 from drivetrain.train.assemble import Assembly
 
 
@@ -17,9 +18,9 @@ def write_weights(assembly: Assembly, path: Path) -> None:
     if not assembly.world.is_main:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    torch.save(weights, partial)
-    partial.replace(path)
+    with beside(path) as partial:
+        torch.save(weights, partial)
+        partial.replace(path)
 
 
 def weights_sha256(weights: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.checkpoint.place import place_at
+from drivetrain.supervise.processes import kernel_state
 
 StepIds = dict[int, list[int]]
 
@@ -59,18 +60,15 @@ def descendants() -> set[int]:
     """Every living process below this one; it has become the parent of those that lost theirs."""
     parents: dict[int, list[int]] = defaultdict(list)
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue
-        if state != "Z":
-            parents[int(parent)].append(int(entry))
-    found, queue = set(), [os.getpid()]
+        found = kernel_state(int(entry))
+        if found is not None and found[0] != "Z":
+            parents[found[1]].append(int(entry))
+    below, queue = set(), [os.getpid()]
     while queue:
         children = parents[queue.pop()]
-        found |= set(children)
+        below |= set(children)
         queue += children
-    return found
+    return below
 
 
 def orphans(expected: set[int], patience_s: float = 2.0) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from drivetrain.record.session import Progress, read_progress
 from drivetrain.supervise.forking import Forked
+from drivetrain.supervise.processes import kernel_state
 from drivetrain.testing.faults.hooks import FOLDER
 from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Host
@@ -121,7 +122,5 @@ class DrillNode:
 
 
 def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    found = kernel_state(pid)
+    return found is not None and found[0] != "Z"

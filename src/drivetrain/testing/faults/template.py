@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.supervise.forking import Forked, fork_call
+from drivetrain.supervise.forking import Forked, fork_away
 from drivetrain.testing.hosts import Host
 
 _MOST_BYTES = 1 << 18
@@ -102,22 +102,8 @@ def main() -> None:
                 continue
             with line:
                 request = json.loads(line.makefile().readline())
-                line.sendall(f"{_start(request)}\n".encode())
-
-
-def _start(request: dict[str, object]) -> int:
-    """A grandchild, so that the campaign becomes its parent; its process id."""
-    reading, writing = os.pipe()
-
-    def between() -> None:
-        child = fork_call(lambda: _launch(request), _environment(request))
-        os.write(writing, str(child.pid).encode())
-
-    fork_call(between, dict(os.environ)).wait()
-    pid = int(os.read(reading, 32))  # not to its end: the grandchild has the other end too
-    os.close(reading)
-    os.close(writing)
-    return pid
+                pid = fork_away(lambda: _launch(request), _environment(request))  # noqa: B023
+                line.sendall(f"{pid}\n".encode())
 
 
 def _environment(request: dict[str, object]) -> dict[str, str]:
