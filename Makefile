@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign bench clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -52,6 +52,9 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery
 	$(BIN)/drivetrain bench supervision --output benchmarks/results/supervision
 	$(BIN)/drivetrain bench scale --output benchmarks/results/scale
+
+matrix:                           ## every layout against one process, written to docs/parity-matrix.md
+	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,8 @@
 python examples/gpt.py
 drivetrain train examples/gpt.py --nproc-per-node 2
 drivetrain train examples/gpt.py --nproc-per-node 4 parallel.strategy=fsdp
+drivetrain train examples/gpt.py --nproc-per-node 4 parallel.strategy=fsdp parallel.tp=2
+drivetrain train examples/gpt.py --nproc-per-node 2 parallel.pp=2
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse as _argparse
 import inspect
 import statistics as _statistics
 import textwrap as _textwrap
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +28,7 @@ CONTEXT, PADDING = 96, -100
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.head_size = heads, width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(
@@ -34,25 +37,36 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).unbind(2)
+        # heads come first, so that tensor-parallel ranks get whole heads with their q, k and v
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size)).unbind(-2)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
-        x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
+        x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
         out: torch.Tensor = x + self.dropout(self.mlp(self.norm2(x)))
         return out
 
 
 class GPT(nn.Module):
+    # how ranks may share each layer (parallel.tp): outputs cut, then inputs cut and added up
+    tp_plan: ClassVar[dict[str, str]] = {
+        "blocks.*.qkv": "colwise",
+        "blocks.*.out": "rowwise",
+        "blocks.*.mlp.0": "colwise",
+        "blocks.*.mlp.2": "rowwise",
+        "head": "colwise_gather",
+    }
+
     def __init__(self, width: int = 96, layers: int = 3, dropout: float = 0.1) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.ModuleList(Block(width, 4, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+    def forward(self, ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        if position_ids is None:  # given when a rank has only a part of the sequence (parallel.cp)
+            position_ids = torch.arange(ids.shape[1], device=ids.device)
+        x = self.tokens(ids) + self.positions(position_ids)
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.head(self.norm(x))

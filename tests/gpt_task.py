@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,7 +11,7 @@ from torch.utils.data import Dataset
 
 from drivetrain.train.task import Task, Total
 
-VOCABULARY = 31
+VOCABULARY = 32
 PAD = -100
 
 
@@ -17,6 +19,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
+        self.head_size = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(
@@ -25,17 +28,26 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).unbind(2)
+        # by heads first, so that tp ranks have whole heads, each with its q, k and v
+        joint = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size))
+        q, k, v = joint.unbind(-2)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
-        x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
+        x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
         out: torch.Tensor = x + self.dropout(self.mlp(self.norm2(x)))
         return out
 
 
 class GPT(nn.Module):
+    tp_plan: ClassVar[dict[str, str]] = {
+        "blocks.*.qkv": "colwise",
+        "blocks.*.out": "rowwise",
+        "blocks.*.mlp.0": "colwise",
+        "blocks.*.mlp.2": "rowwise",
+        "head": "colwise_gather",
+    }
+
     def __init__(self, width: int = 32, layers: int = 2, dropout: float = 0.1) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
@@ -44,8 +56,10 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+    def forward(self, ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        if position_ids is None:
+            position_ids = torch.arange(ids.shape[1], device=ids.device)
+        x = self.tokens(ids) + self.positions(position_ids)
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.head(self.norm(x))

@@ -81,7 +81,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 def test_weights_in_one_file_are_the_trainers(run: Path, tmp_path: Path) -> None:
     code, output = says("export", run, tmp_path / "hf")
     assert (code, os.listdir(tmp_path / "hf")) == (0, ["model.safetensors"])
-    assert f"{SECOND}: 30 tensors, 111.4 KiB →" in output.replace("\n", " ")
+    assert f"{SECOND}: 30 tensors, 111.6 KiB →" in output.replace("\n", " ")
     assert_same(load_file(tmp_path / "hf" / "model.safetensors"), trained(run))
 
 

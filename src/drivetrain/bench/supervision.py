@@ -1,57 +1,74 @@
 """`drivetrain bench supervision`: what being watched costs when nothing goes wrong.
 
-The same script under torchrun and under Drivetrain's supervisor, in turn; compared is the time of a
-step in the middle of the run, which start-up and the end do not touch.
+Two runs of one script differ by more than supervision costs. So each run is its own yardstick: its
+supervisor is stopped (SIGSTOP) for a second and let go on for a second, in turn, and steps of
+neighbouring seconds are compared. Plain torchrun's agent is measured in the same way, in turn; and
+`drivetrain` with its supervisor stopped in both seconds is the A/A arm.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from drivetrain.bench.statistics import Estimate, paired_ratio
+from drivetrain.bench.statistics import Estimate, bootstrap
 from drivetrain.record.session import RUN_DIR
+from drivetrain.supervise.processes import kernel_state
 
-_SKIP = 50
 _WORDS = ("-m", "drivetrain.bench.supervision_worker")
+TIMES = "DRIVETRAIN_BENCH_TIMES"
+"""Where a rank writes down when its steps ended."""
+_SETTLE_S = 10.0  # imports, and the warm spares' imports, are over
+_WINDOW_S, _WINDOWS = 1.0, 16
+_EDGE_S = 0.05  # what a signal takes to act
+_Pair = tuple[float, float]
 
 
 def run_supervision(output: Path, num_rounds: int) -> str:
-    """Rounds of torchrun, torchrun again and drivetrain; the table."""
+    """Rounds of torchrun, drivetrain and drivetrain's A/A; the table."""
     output.mkdir(parents=True, exist_ok=True)
     flags = ["--nproc-per-node=2"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", *flags, *_WORDS]
     ours = [sys.executable, "-m", "drivetrain", "train", *flags, *_WORDS]
-    arms = {"torchrun": torchrun, "drivetrain": ours, "torchrun again": torchrun}
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    arms = {
+        "torchrun": (torchrun, True),
+        "drivetrain": (ours, True),
+        "drivetrain, never let go on": (ours, False),
+    }
+    pairs: dict[str, list[_Pair]] = {name: [] for name in arms}
     for number in range(num_rounds):
         names = list(arms)
         for name in names[number % 3 :] + names[: number % 3]:
-            seconds[name].append(_median_step(arms[name]))
-            (output / "samples.json").write_text(json.dumps(seconds, indent=1) + "\n")
-    table = make_table(seconds)
+            command, lets_go = arms[name]
+            pairs[name] += _watched_and_not(command, lets_go=lets_go)
+            (output / "samples.json").write_text(json.dumps(pairs, indent=1) + "\n")
+    table = make_table(pairs)
     (output / "table.md").write_text(table)
     return table
 
 
-def make_table(seconds: dict[str, list[float]]) -> str:
-    """Ratios to torchrun of the same round."""
+def make_table(pairs: dict[str, list[_Pair]]) -> str:
+    """Steps while the supervisor works against steps while it is stopped."""
     lines = [
-        "Median step of each run, 2 ranks, CPU, gloo; ratio to torchrun's run of the same round, "
-        "with the bootstrap's 95% interval; `torchrun again` is the A/A arm. Not run on a GPU.",
+        "Median step of a second in which the supervisor works, against that of the next, in which "
+        "it is stopped; 2 ranks, CPU, gloo; median over pairs with the bootstrap's 95% interval. "
+        "Not run on a GPU.",
         "",
-        "| arm | rounds | median step | ratio |",
+        "| supervisor | pairs | median step | watched / not watched |",
         "| --- | ---: | ---: | --- |",
     ]
-    for name, values in seconds.items():
-        ratio = "1" if name == "torchrun" else _shown(paired_ratio(values, seconds["torchrun"]))
-        lines.append(f"| {name} | {len(values)} | {median(values) * 1e3:.3f} ms | {ratio} |")
+    for name, values in pairs.items():
+        step_ms = median(watched for watched, _ in values) * 1e3
+        shown = _shown(bootstrap([watched / alone for watched, alone in values]))
+        lines.append(f"| {name} | {len(values)} | {step_ms:.2f} ms | {shown} |")
     return "\n".join(lines) + "\n"
 
 
@@ -59,17 +76,58 @@ def _shown(estimate: Estimate) -> str:
     return f"{estimate.value:.4f} ({estimate.low:.4f} to {estimate.high:.4f})"
 
 
-def _median_step(command: list[str]) -> float:
+def _watched_and_not(command: list[str], *, lets_go: bool) -> list[_Pair]:
+    """One run: the median step of each pair of neighbouring seconds."""
     with tempfile.TemporaryDirectory(prefix="supervision-") as folder:
-        environment = {**os.environ, RUN_DIR: f"{folder}/run", "OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            command,
-            env=environment,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        events = (Path(folder) / "run" / "events" / "00000.jsonl").read_text().splitlines()
-        spans: list[dict[str, Any]] = [json.loads(line) for line in events]
-        steps = [span["duration_s"] for span in spans if span.get("name") == "step"]
-        return float(median(steps[_SKIP:]))
+        times = Path(folder) / "times.json"
+        environment = {
+            **os.environ,
+            RUN_DIR: f"{folder}/run",
+            TIMES: str(times),
+            "OMP_NUM_THREADS": "1",
+        }
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            began = time.monotonic()
+            while not times.exists() and time.monotonic() - began < 60:
+                time.sleep(0.1)
+            ranks = {int(pid) for pid in times.read_text().split()}
+            time.sleep(_SETTLE_S)
+            windows = _stop_and_go(process.pid, ranks, lets_go=lets_go)
+            process.wait(timeout=120)
+        ended: list[float] = json.loads(times.read_text())
+        medians = [_median_step(ended, *window) for window in windows]
+        return list(zip(medians[::2], medians[1::2], strict=True))
+
+
+def _stop_and_go(launcher: int, ranks: set[int], *, lets_go: bool) -> list[_Pair]:
+    """Windows (begin, end): in the even ones the supervisor works, in the odd ones not."""
+    watchers = [pid for pid in _family(launcher) if pid not in ranks]
+    windows = []
+    try:
+        for number in range(_WINDOWS):
+            works = number % 2 == 0 and lets_go
+            for pid in watchers:
+                os.kill(pid, signal.SIGCONT if works else signal.SIGSTOP)
+            begin = time.monotonic() + _EDGE_S
+            time.sleep(_WINDOW_S)
+            windows.append((begin, time.monotonic()))
+    finally:
+        for pid in watchers:
+            os.kill(pid, signal.SIGCONT)
+    return windows
+
+
+def _family(launcher: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {int(e): kernel_state(int(e)) for e in os.listdir("/proc") if e.isdigit()}
+    family = [launcher]
+    for member in family:
+        family += [pid for pid, found in parents.items() if found and found[1] == member]
+    return family
+
+
+def _median_step(ended: list[float], begin: float, end: float) -> float:
+    inside = [moment for moment in ended if begin <= moment <= end]
+    return median(b - a for a, b in pairwise(inside))

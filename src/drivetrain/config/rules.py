@@ -85,12 +85,82 @@ def _axes(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"parallel.{name}", "must be at least 1", "use a positive number, or auto", size
             )
-    if parallel.strategy == "ddp" and parallel.dp_shard not in ("auto", 1):
+    if parallel.strategy != "fsdp" and parallel.dp_shard not in ("auto", 1):
         yield Problem(
             "parallel.dp_shard",
-            "ddp keeps a full copy on every rank",
+            f"{parallel.strategy} keeps a full copy on every rank",
             "use parallel.strategy=fsdp, or leave it out",
             parallel.dp_shard,
+        )
+
+
+def _divided(config: RunConfig) -> Iterator[Problem]:
+    """What goes with tp, pp and cp."""
+    parallel = config.parallel
+    axes = [axis for axis in ("tp", "pp", "cp") if getattr(parallel, axis) > 1]
+    if not axes:
+        return
+    axis, size = axes[0], getattr(parallel, axes[0])
+    if parallel.strategy not in ("ddp", "fsdp"):
+        yield Problem(
+            f"parallel.{axis}",
+            f"{parallel.strategy} cannot be combined with it",
+            "use parallel.strategy=fsdp",
+            size,
+        )
+    if "cp" in axes and parallel.strategy != "fsdp":
+        yield Problem(
+            "parallel.cp",
+            "gradients of the parts of a sequence are summed by fsdp",
+            "use parallel.strategy=fsdp",
+            parallel.cp,
+        )
+    if config.precision.dtype == "fp16":
+        yield Problem(
+            "precision.dtype",
+            f"the scaler of fp16 does not see overflows on other {axis} ranks",
+            "use bf16",
+            "fp16",
+        )
+    if config.fault_tolerance == "live":
+        yield Problem(
+            "fault_tolerance",
+            f"replicas that go on alone cannot have {axis}",
+            "use restart",
+            "live",
+        )
+
+
+def _pipeline(config: RunConfig) -> Iterator[Problem]:
+    parallel = config.parallel
+    if parallel.pp == 1:
+        return
+    schedule = parallel.pipeline.schedule
+    if parallel.strategy == "fsdp" and schedule in ("zero_bubble", "zbv", "dualpipev"):
+        yield Problem(
+            "parallel.pipeline.schedule",
+            "splits backward in two, which fsdp's sharding does not follow",
+            "use 1f1b, interleaved_1f1b, looped_bfs or gpipe, or leave strategy at ddp",
+            schedule,
+        )
+    beside = {
+        "parallel.tensor.loss_parallel": (parallel.tensor.loss_parallel, False),
+        "parallel.tensor.sequence_parallel": (parallel.tensor.sequence_parallel, False),
+        "parallel.cp": (parallel.cp, 1),
+        "compile.enabled": (config.compile.enabled, False),
+    }
+    for key, (value, off) in beside.items():
+        if value != off:
+            yield Problem(key, "cannot be combined with pp yet", f"set it to {off}", value)
+
+
+def _offload(config: RunConfig) -> Iterator[Problem]:
+    if config.memory.offload == "cpu" and config.parallel.strategy != "fsdp":
+        yield Problem(
+            "memory.offload",
+            f"is fsdp's, and the strategy is {config.parallel.strategy}",
+            "use parallel.strategy=fsdp, or none",
+            "cpu",
         )
 
 
@@ -105,6 +175,14 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
             "use ddp, or reproducibility=standard",
             "bitwise",
         )
+    for axis in ("tp", "pp", "cp"):
+        if getattr(config.parallel, axis) > 1:
+            yield Problem(
+                f"parallel.{axis}",
+                "sums that are split over ranks are not the same bits",
+                "use 1, or reproducibility=standard",
+                getattr(config.parallel, axis),
+            )
     if config.data.iterable_sharding == "own_shard":
         yield Problem(
             "data.iterable_sharding",
@@ -114,12 +192,17 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+_AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
+
 RULES: Sequence[Rule] = (
     Rule(("max_steps", "num_train_epochs"), _length),
     Rule(("max_steps", "optimization.warmup_steps"), _warmup),
     Rule(("optimization.learning_rate_scaling", "optimization.base_batch_size"), _scaling),
     Rule(("global_batch_size", "micro_batch_size", "reproducibility"), _micro_batch),
     Rule(("parallel.strategy", "parallel.dp_replicate", "parallel.dp_shard"), _axes),
+    Rule((*_AXES, "precision.dtype", "fault_tolerance"), _divided),
+    Rule((*_AXES, "parallel.pipeline.schedule", "parallel.tensor.loss_parallel"), _pipeline),
+    Rule(("memory.offload", "parallel.strategy"), _offload),
     Rule(("reproducibility", "parallel.strategy", "data.iterable_sharding"), _bitwise),
 )
 

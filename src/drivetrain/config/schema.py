@@ -84,6 +84,36 @@ class FSDP(Section):
     the blocks', keep the root's, which backward needs first."""
 
 
+class Tensor(Section):
+    """How `tp` ranks share each layer."""
+
+    plan: str | tuple[str, ...] = "model"
+    """model: the model's own `tp_plan` (Hugging Face models have one). module:function: called with
+    the model, returns such a plan. Or a list like [blocks.*.up=colwise, blocks.*.down=rowwise]."""
+    sequence_parallel: bool = False
+    """Between the layers, too, each rank keeps a part of the sequence only: norms and residuals in
+    1/tp of the memory."""
+    loss_parallel: bool = False
+    """Leave the logits in parts and compute the cross-entropy over them: the last layer's output is
+    never whole."""
+
+
+class Pipeline(Section):
+    """How `pp` ranks share the layers."""
+
+    schedule: Literal[
+        "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev"
+    ] = "1f1b"
+    """In which order micro-batches go forward and backward. From looped_bfs and interleaved_1f1b on
+    each rank has several stages."""
+    split_points: tuple[str, ...] = ()
+    """Names of the blocks that open a stage, the first left out; empty: balanced."""
+    balance: Literal["parameters", "time"] = "parameters"
+    """What stages are balanced by: number of weights, or each block's measured time."""
+    stages_per_rank: int = Field(default=2, gt=0)
+    """For the schedules that have several."""
+
+
 class Parallel(Section):
     """How the model is spread."""
 
@@ -93,10 +123,20 @@ class Parallel(Section):
     """Number of copies of the model. With fsdp and dp_shard > 1 this makes HSDP."""
     dp_shard: int | Literal["auto"] = "auto"
     """Number of ranks that share one copy."""
+    tp: int = Field(default=1, gt=0)
+    """Tensor parallel: ranks that share each layer."""
+    pp: int = Field(default=1, gt=0)
+    """Pipeline parallel: ranks that each have some of the layers."""
+    cp: int = Field(default=1, gt=0)
+    """Context parallel: ranks that each have a part of every sequence."""
     ddp: DDP = DDP()
     """Details for strategy ddp."""
     fsdp: FSDP = FSDP()
     """Details for strategy fsdp."""
+    tensor: Tensor = Tensor()
+    """Details for tp."""
+    pipeline: Pipeline = Pipeline()
+    """Details for pp."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a collective may wait for the other ranks."""
 
@@ -104,8 +144,11 @@ class Parallel(Section):
 class Memory(Section):
     """Trading time for memory."""
 
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """full: recompute each repeated block's activations in backward instead of keeping them."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """full: recompute each repeated block's activations in backward instead of keeping them.
+    selective: keep what matrix products and attention gave, recompute the rest."""
+    offload: Literal["none", "cpu"] = "none"
+    """cpu: fsdp's shards of weights, gradients and optimizer state wait in the host's memory."""
 
 
 class Compile(Section):

@@ -17,7 +17,11 @@ def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strateg
     if config.parallel.strategy == "fsdp":
         from drivetrain.parallel.fsdp import FSDPStrategy  # half a second that ddp need not wait
 
-        return FSDPStrategy(config.parallel.fsdp, COMPUTE_DTYPES[config.precision.dtype])
+        return FSDPStrategy(
+            config.parallel.fsdp,
+            COMPUTE_DTYPES[config.precision.dtype],
+            offload=config.memory.offload == "cpu",
+        )
     if config.reproducibility == "bitwise":
         return BitwiseStrategy(config.parallel.ddp, micro_batch_blocks)
     return DDPStrategy(config.parallel.ddp)

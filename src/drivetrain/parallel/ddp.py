@@ -28,6 +28,15 @@ class DDPStrategy:
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
         """A full copy must fit on a device."""
         remedy = "use parallel.strategy=fsdp, which shards all three"
+        if layout.dp > 1 and layout.dp < layout.world_size:
+            return [
+                Problem(
+                    "parallel.strategy",
+                    f"ddp cannot copy a model that is itself shared by ranks ({layout})",
+                    "use fsdp",
+                    "ddp",
+                )
+            ]
         return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
@@ -44,7 +53,7 @@ class DDPStrategy:
         """Wrap the model; a single rank needs no wrapper."""
         model.to(world.device)
         if world.layout.dp == 1:
-            return Whole(model)
+            return Whole(model, counts=world.speaks_for_samples)
         wrapped = DistributedDataParallel(
             model,
             device_ids=[world.device] if world.device.type == "cuda" else None,

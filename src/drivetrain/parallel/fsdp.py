@@ -12,14 +12,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import FSDP
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.norm import local_parts, total_norm
 from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
 from drivetrain.parallel.whole import NOTHING, Whole
 from drivetrain.parallel.world import World
@@ -30,13 +36,16 @@ class FSDPStrategy:
 
     name = "fsdp"
 
-    def __init__(self, config: FSDP, compute_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, config: FSDP, compute_dtype: torch.dtype | None = None, *, offload: bool = False
+    ) -> None:
         self._config = config
         self._compute_dtype = compute_dtype
+        self._offload = offload
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
         """There must be something to shard over, and the shards must fit."""
-        if layout.dp_shard == 1 and layout.dp > 1:
+        if layout.dp_shard * layout.cp == 1 and layout.dp > 1:
             return [
                 Problem(
                     "parallel.dp_shard",
@@ -49,7 +58,7 @@ class FSDPStrategy:
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
         """A shard of everything, against gathering the weights for each micro-batch."""
-        shards, copies = layout.dp_shard, layout.dp_replicate
+        shards, copies = layout.dp_shard * layout.cp, layout.dp_replicate
         gathers = 1 if self._config.reshard_after_forward is False else 2
         # weights are gathered for every micro-batch, gradients travel once per step
         copies_sent = gathers * profile.micro_batches_per_step + 1
@@ -64,26 +73,30 @@ class FSDPStrategy:
 
     def apply(self, model: nn.Module, world: World) -> Spread:
         """Shard the blocks, then what is left at the root."""
-        if world.layout.dp == 1 or world.mesh is None:
-            return Whole(model.to(world.device))
+        mesh = world.data_mesh
+        if mesh is None:
+            return Whole(model.to(world.device), counts=world.speaks_for_samples)
         if not world.is_main:  # torch's advice on models that return views: once, not per rank
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         named = self._config.shard_modules
         blocks = blocks_named(model, named) if named else repeated_blocks(model)
-        mesh = world.mesh
         policy = MixedPrecisionPolicy(
             param_dtype=self._compute_dtype,
             reduce_dtype=torch.float32 if self._compute_dtype else None,
         )
         reshard = self._config.reshard_after_forward
+        is_cuda = world.device.type == "cuda"
         for module in (*blocks, model):
             fully_shard(
                 module,
                 mesh=mesh,
                 mp_policy=policy,
+                offload_policy=CPUOffloadPolicy(pin_memory=is_cuda)
+                if self._offload
+                else OffloadPolicy(),
                 reshard_after_forward=None if reshard == "auto" else reshard,
             )
-        return Sharded(model, world.layout.dp)
+        return Sharded(model, mesh.size(), counts=world.speaks_for_samples)
 
 
 class Sharded:
@@ -92,11 +105,13 @@ class Sharded:
     forwards_in_lockstep = True
     needs_every_turn = True
 
-    def __init__(self, model: nn.Module, num_ranks: int) -> None:
+    def __init__(self, model: nn.Module, num_ranks: int, *, counts: bool = True) -> None:
         if not isinstance(model, FSDPModule):
             raise TypeError("fully_shard() did not take hold of the model")
         self.module: nn.Module = model
         self.inner: nn.Module = model
+        self.evaluated: Any = model
+        self.counts = counts
         self.loss_multiplier = float(num_ranks)  # FSDP2 divides by the number of ranks
         self._root: FSDPModule = model
         self._syncs = True
@@ -113,12 +128,11 @@ class Sharded:
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Over all shards."""
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return total_norm(gradients)
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """This rank's shards."""
-        return [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        return local_parts(gradients)
 
     def full_state(self) -> dict[str, Any]:
         """Gathered to rank 0's CPU."""

@@ -70,7 +70,11 @@ class Spread(Protocol):
     module: nn.Module
     """Called in training."""
     inner: nn.Module
-    """The user's own module; called in evaluation."""
+    """The user's own module."""
+    evaluated: Any
+    """Called in evaluation: `inner`, unless its parts are on several ranks."""
+    counts: bool
+    """Whether this rank's losses are summed: one of the ranks that work on the same samples."""
     forwards_in_lockstep: bool
     """Whether a forward talks to other ranks, so that all must make the same number of them."""
     needs_every_turn: bool

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from drivetrain.parallel.norm import local_parts, total_norm
 
 NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -18,9 +21,11 @@ class Whole:
     needs_every_turn = False
     loss_multiplier = 1.0
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, counts: bool = True) -> None:
         self.module = model
         self.inner = model
+        self.evaluated: Any = model
+        self.counts = counts
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """Gradients add up by themselves."""
@@ -30,13 +35,16 @@ class Whole:
         """They are complete."""
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Of the gradients at hand."""
-        return torch.nn.utils.get_total_norm(gradients)
+        """Of the gradients at hand; layers that ranks share are counted whole."""
+        return total_norm(gradients)
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All of them."""
-        return gradients
+        """All of them, or this rank's part of a shared layer's."""
+        return local_parts(gradients)
 
     def full_state(self) -> dict[str, Any]:
-        """The module's own."""
-        return self.inner.state_dict()
+        """The module's own, with layers that ranks share put together."""
+        return {
+            name: value.full_tensor() if isinstance(value, DTensor) else value
+            for name, value in self.inner.state_dict().items()
+        }

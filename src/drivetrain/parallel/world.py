@@ -6,6 +6,7 @@ import atexit
 import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ from drivetrain.parallel.layout import FREE, Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,34 @@ class World:
         return self.layout.dp_index(self.rank)
 
     @property
+    def speaks_for_samples(self) -> bool:
+        """One of the ranks that work on the same samples: the first along tp and cp."""
+        where = self.layout.coordinates(self.rank)
+        return where.tp == 0 and where.cp == 0
+
+    @cached_property
+    def data_mesh(self) -> DeviceMesh | None:
+        """The axes that gradients are averaged over; None when there is but one rank along them."""
+        names = [axis for axis in _DATA_AXES if getattr(self.layout, axis) > 1]
+        if self.mesh is None or not names:
+            return None
+        if {"dp_shard", "cp"} <= set(names):  # shards go over both
+            flat = self.mesh["dp_shard", "cp"]._flatten("dp_shard_cp")  # noqa: SLF001 - its only name
+            return self.mesh["dp_replicate", "dp_shard_cp"] if "dp_replicate" in names else flat
+        return self.mesh[tuple(names)]
+
+    @cached_property
+    def copies(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same part of the model; None when that is every rank."""
+        axes = [axis for axis in _DATA_AXES if getattr(self.layout, axis) > 1]
+        groups = self.layout.groups(*axes)
+        if len(groups) == 1:
+            return None
+        own: dist.ProcessGroup
+        own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups])
+        return own
+
+    @property
     def cluster(self) -> Cluster:
         """The devices the ranks stand on."""
         per_node = self.identity.local_world_size
@@ -53,13 +84,13 @@ class World:
         return Cluster(max(1, self.layout.world_size // per_node), per_node, memory)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add up a small tensor over all data-parallel ranks, in place."""
+        """Add up a small tensor over all ranks, in place."""
         if self.mesh is not None:
             dist.all_reduce(values)
         return values
 
     def sum_floats(self, values: list[float]) -> list[float]:
-        """Add up plain numbers over all data-parallel ranks."""
+        """Add up plain numbers over all ranks."""
         if self.mesh is None:
             return values
         totals: list[float] = self.sum(
@@ -81,8 +112,11 @@ def layout_from(config: Parallel, world_size: int) -> Layout:
     sizes = {
         "dp_replicate": config.dp_replicate,
         "dp_shard": config.dp_shard,
+        "pp": config.pp,
+        "cp": config.cp,
+        "tp": config.tp,
     }
-    fills = "dp_replicate" if config.strategy == "ddp" else "dp_shard"
+    fills = "dp_shard" if config.strategy == "fsdp" else "dp_replicate"
     for axis, size in sizes.items():
         if size == "auto":
             sizes[axis] = FREE if axis == fills else 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import random
 import struct
 import time
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from drivetrain.core.files import write_whole
 _VERSION = struct.Struct("<Q")
 _POLL_S = 0.02
 _TRIES = 3
+_FIRST_PAUSE_S, _MOST_LOSSES = 0.002, 9
 
 
 class FolderBackend(RendezvousBackend):
@@ -46,6 +48,7 @@ class FolderBackend(RendezvousBackend):
     def __init__(self, folder: Path) -> None:
         self._state = folder / "state"
         self._lock = folder / "lock"
+        self._losses = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -68,17 +71,35 @@ class FolderBackend(RendezvousBackend):
         raise RendezvousConnectionError(str(problem)) from problem
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, int, bool] | None:
-        """Write if nobody else has since `token` was read."""
+        """Write if nobody else has since `token` was read.
+
+        Of many who join at once one gets through and the others must read again. They wait for a
+        random time first, twice as long after each loss, so that hundreds of nodes do not read and
+        rewrite each other's state without end.
+        """
         with self._locked():
-            current = self.get_state()
-            if (current is None) is not (token is None) or (current and current[1] != token):
-                return None if current is None else (*current, False)
-            version = 1 if current is None else current[1] + 1
-            try:
-                write_whole(self._state, _VERSION.pack(version) + state)
-            except OSError as error:
-                raise RendezvousConnectionError(str(error)) from error
-            return state, version, True
+            version = self._version()
+            if version == (token or 0):
+                try:
+                    write_whole(self._state, _VERSION.pack(version + 1) + state)
+                except OSError as error:
+                    raise RendezvousConnectionError(str(error)) from error
+                self._losses = 0
+                return state, version + 1, True
+        self._losses = min(self._losses + 1, _MOST_LOSSES)
+        time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2**self._losses))  # noqa: S311 - no secret
+        current = self.get_state()
+        return None if current is None else (*current, False)
+
+    def _version(self) -> int:
+        """0 when there is no state; the state itself is not read."""
+        try:
+            with self._state.open("rb") as file:
+                return int(_VERSION.unpack(file.read(_VERSION.size))[0])
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise RendezvousConnectionError(str(error)) from error
 
     def forget_the_dead(self, alive_within: timedelta) -> bool:
         """Begin anew when the state is of a run that is over: closed, and nobody has a pulse."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.units import readable_bytes
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
+from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Feed, MapFeed
 from drivetrain.data.keys import INIT, fold
@@ -26,7 +29,11 @@ from drivetrain.data.stream import StreamFeed
 from drivetrain.parallel.bitwise import uncovered
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
+from drivetrain.parallel.divide import divide
 from drivetrain.parallel.live_world import live_world
+from drivetrain.parallel.pipeline.measure import part_costs
+from drivetrain.parallel.pipeline.schedules import bubble
+from drivetrain.parallel.recompute import recompute_blocks
 from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
@@ -84,7 +91,8 @@ def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     total_steps = _total_steps(config, plan)
     _check_schedule(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
-    spread, notes = _spread_model(task, strategy, world, config, plan.accumulation)
+    model, notes = _make_model(task, strategy, world, config, plan.accumulation)
+    spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
     schedule = Schedule.of(config.optimization, total_steps)
     factor = batch_size_factor(config.optimization, config.global_batch_size)
@@ -98,7 +106,9 @@ def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) 
         return MapFeed(source, plan, world.dp_index, config.seed)
 
     def sum_over_ranks(count: int) -> int:
-        return int(world.sum(torch.tensor([count], device=world.device)).item())
+        # ranks that share a slice have read the same
+        sharers = world.layout.world_size // world.layout.dp
+        return int(world.sum(torch.tensor([count], device=world.device)).item()) // sharers
 
     own_shard = config.data.iterable_sharding == "own_shard" and world.layout.dp > 1
     if own_shard and plan.num_micro_batches % plan.num_ranks:
@@ -169,9 +179,9 @@ def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def _spread_model(
+def _make_model(
     task: Task, strategy: Strategy, world: World, config: RunConfig, accumulation: int
-) -> tuple[Spread, list[str]]:
+) -> tuple[nn.Module, list[str]]:
     seed = fold(config.seed, INIT)
     seed_data(seed)
     seed_model(seed, world.device)
@@ -193,18 +203,49 @@ def _spread_model(
         notes += [f"not covered by reproducibility=bitwise: {gap}" for gap in uncovered(model)]
     if config.parallel.strategy == "fsdp" and world.layout.dp > 1 and not repeated_blocks(model):
         notes.append("fsdp: no repeated blocks found, so the model is sharded as one piece")
-    if config.memory.activation_checkpointing == "full":
-        _recompute_blocks(model)
+    if world.layout.pp > 1:
+        idle = bubble(config.parallel.pipeline, world.layout.pp, accumulation)
+        notes.append(
+            f"pipeline: {config.parallel.pipeline.schedule}, {accumulation} micro-batches; a rank "
+            f"idles {idle:.0%} of a step if stages take equally long"
+        )
+    return model, notes
+
+
+def _spread(
+    task: Task,
+    model: nn.Module,
+    strategy: Strategy,
+    world: World,
+    config: RunConfig,
+    source: Source,
+    plan: BatchPlan,
+) -> Spread:
+    """Divide the model along tp, pp and cp, then make copies or shards of what is left."""
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        batch = to_device(_first_batch(source, plan.micro_batch_size), world.device)
+        costs = part_costs(model, lambda model: task.loss(model, batch))
+        shared: dict[str, float] = json.loads(world.agree(json.dumps(costs)))
+        return shared
+
+    cut = divide(model, config.parallel, world, plan.accumulation, measure)
+    if config.memory.activation_checkpointing != "none":
+        recompute_blocks(model, config.memory.activation_checkpointing)
     if config.compile.enabled:
         model.compile(backend=config.compile.backend, mode=config.compile.mode)
-    return strategy.apply(model, world), notes
+    spread = strategy.apply(model, world)
+    if cut is None or world.mesh is None:
+        return spread
+    from drivetrain.parallel.pipeline.pipelined import Pipelined
+
+    group = world.mesh.get_group("pp")
+    copies = world.copies if world.layout.dp > 1 else None
+    return Pipelined(spread, cut, config.parallel.pipeline, group, copies)
 
 
-def _recompute_blocks(model: nn.Module) -> None:
-    """Each repeated block keeps only its input and recomputes the rest in backward."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        apply_activation_checkpointing,
-    )
-
-    blocks = set(repeated_blocks(model))
-    apply_activation_checkpointing(model, check_fn=lambda module: module in blocks)
+def _first_batch(source: Source, size: int) -> Any:
+    """A micro-batch to measure with."""
+    if source.length is None:
+        return source.collate(list(islice(iter(source.dataset), size)))
+    return source.collate([source.dataset[i] for i in range(min(size, source.length))])

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
@@ -41,9 +43,11 @@ class Engine:
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.scaler = make_scaler(config.precision, world.device)
-        self.meter = Meter(world)
+        self.meter = Meter(world, counts=spread.counts)
         self.autocast = make_autocast(config.precision, world.device)
         """Around the forward pass."""
+        tensor = config.parallel.tensor
+        self._is_loss_parallel = config.parallel.tp > 1 and tensor.loss_parallel
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
         self._stream = fold(config.seed, MODEL)
@@ -56,8 +60,15 @@ class Engine:
 
     def micro_batch(self, micro: MicroBatch, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch: its random streams and its traffic."""
-        seed_model(turn_seed(self._stream, micro.step, micro.index), self.world.device)
+        self.seed(micro)
+        if self._is_loss_parallel:
+            return loss_parallel()
         return self.spread.micro_batch(micro.index, is_last=is_last)
+
+    def seed(self, micro: MicroBatch, stage: int = 0) -> None:
+        """Random streams by step, micro-batch and, in a pipeline, stage."""
+        seed = turn_seed(self._stream, micro.step, micro.index)
+        seed_model(fold(seed, stage) if stage else seed, self.world.device)
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""
@@ -66,17 +77,27 @@ class Engine:
 
     def backward(self, loss: Loss, micro: MicroBatch) -> None:
         """Add this micro-batch's gradients, weighted by what was really in it."""
-        weight = self.spread.loss_multiplier / micro.batch_samples
-        if isinstance(loss, Total):
-            scaled = loss.sum * (weight if micro.num_samples else 0.0)
-        else:
-            weight *= micro.num_samples
-            scaled = loss if weight == 1.0 else loss * weight
+        scaled = self.weighted(loss, micro)
         if self.scaler is not None:
             scaled = self.scaler.scale(scaled)
         scaled.backward()
-        if micro.num_samples:
-            self.meter.add(loss, micro)
+        self.note_loss(loss, micro)
+
+    def weighted(self, loss: Loss, micro: MicroBatch) -> torch.Tensor:
+        """What backward starts from: the micro-batch's share of the global batch's loss."""
+        weight = self.spread.loss_multiplier / micro.batch_samples
+        if isinstance(loss, Total):
+            return loss.sum * (weight if micro.num_samples else 0.0)
+        weight *= micro.num_samples
+        return loss if weight == 1.0 else loss * weight
+
+    def note_loss(self, loss: Loss, micro: MicroBatch) -> None:
+        """Keep a micro-batch's loss for the log."""
+        if not micro.num_samples:
+            return
+        if self._is_loss_parallel:
+            loss = _plain(loss)
+        self.meter.add(loss, micro)
 
     def complete_gradients(self, step: int) -> None:
         """After the last micro-batch: whole, unscaled, corrected and clipped. Counted from 0."""
@@ -115,3 +136,14 @@ class Engine:
                 scale = clip if scale is None else clip * scale
         if scale is not None:
             torch._foreach_mul_(self.spread.local(gradients), scale)
+
+
+def _plain(loss: Loss) -> Loss:
+    """A cross-entropy over parts is a DTensor; what is logged is not."""
+    if isinstance(loss, Total):
+        return Total(_plain_tensor(loss.sum), loss.count)
+    return _plain_tensor(loss)
+
+
+def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor().detach() if isinstance(value, DTensor) else value

@@ -81,15 +81,15 @@ def evaluate(
     was_training = module.training
     module.eval()
     if world.mesh is not None:
-        # running statistics are rank 0's, as in the weights that are saved
+        # running statistics are the first copy's, as in the weights that are saved
         for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+            dist.broadcast(buffer, group_src=0, group=world.copies)
     part = _Part()
     try:
         with torch.no_grad():
             for batch, num_samples in feed.batches(in_lockstep=spread.forwards_in_lockstep):
-                values = task.evaluate(module, to_device(batch, world.device))
-                if num_samples:
+                values = task.evaluate(spread.evaluated, to_device(batch, world.device))
+                if num_samples and spread.counts:
                     part.add(values, num_samples)
     finally:
         module.train(was_training)

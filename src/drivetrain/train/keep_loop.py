@@ -22,6 +22,7 @@ from drivetrain.checkpoint.state import Stateful
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
@@ -64,6 +65,10 @@ def prepare(
             model=factory, loss=_not_asked, optimizer=GivenOptimizer(optimizer, factory.model)
         )
     resolved = resolve(config)
+    if resolved.config.parallel.pp > 1:
+        rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
+        problem = Problem("parallel.pp", rule, "use Trainer", resolved.config.parallel.pp)
+        raise ConfigError([problem])
     with same_bits(enabled=resolved.config.reproducibility == "bitwise"):
         return KeptLoop(assemble(task, resolved, train), stateful or {})
 

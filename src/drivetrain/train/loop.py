@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from drivetrain.core.errors import NonFiniteLoss
+from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.record.recorder import Recorder
@@ -76,20 +77,7 @@ class Loop:
     def _one_step(self, turns: Iterator[Turn]) -> None:
         engine, step = self.engine, self.at.step
         began = perf_counter()
-        waited = 0.0
-        for position in range(self.feed.plan.accumulation):
-            asked = perf_counter()
-            micro, batch = next(turns)
-            waited += perf_counter() - asked
-            if position == 0:
-                self._turn_epoch(micro.epoch)
-                self.notify("on_train_batch_start", step)
-            if not engine.wants(micro):
-                continue
-            with engine.micro_batch(micro, is_last=position == self.feed.plan.accumulation - 1):
-                with engine.autocast:
-                    loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
-                engine.backward(loss, micro)
+        waited = self._go_through(turns)
         optimizing = perf_counter()
         engine.complete_gradients(step)
         self.notify("on_before_optimizer_step", step)
@@ -102,6 +90,27 @@ class Loop:
             ("optimizer", optimizing, ended),
         )
         self.notify("on_train_batch_end", step)
+
+    def _go_through(self, turns: Iterator[Turn]) -> float:
+        """Forward and backward of this rank's micro-batches; the seconds waited for data."""
+        engine, waited = self.engine, 0.0
+        for position in range(self.feed.plan.accumulation):
+            asked = perf_counter()
+            micro, batch = next(turns)
+            waited += perf_counter() - asked
+            if position == 0:
+                self._open_step(micro)
+            if not engine.wants(micro):
+                continue
+            with engine.micro_batch(micro, is_last=position == self.feed.plan.accumulation - 1):
+                with engine.autocast:
+                    loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
+                engine.backward(loss, micro)
+        return waited
+
+    def _open_step(self, first: MicroBatch) -> None:
+        self._turn_epoch(first.epoch)
+        self.notify("on_train_batch_start", self.at.step)
 
     def _turn_epoch(self, epoch: int) -> None:
         if epoch == self.at.epoch:

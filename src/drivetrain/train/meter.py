@@ -35,8 +35,9 @@ class _Step:
 class Meter:
     """Collects losses, and turns them into StepMetrics when asked."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, counts: bool = True) -> None:
         self._world = world
+        self._counts = counts
         self._open = _Step()
         self._closed: list[_Step] = []
         self._counts_tokens: bool | None = None
@@ -82,6 +83,8 @@ class Meter:
         count = torch.zeros(1, dtype=torch.float64, device=self._world.device)
         for part in here.counts:
             count += part
+        if not self._counts:
+            count.zero_()
         here.global_count = self._world.sum(count)
         # nothing counted anywhere: gradients are zero, and stay so
         count = torch.where(here.global_count == 0, 1.0, here.global_count)
@@ -102,6 +105,8 @@ class Meter:
             return []
         values = iter(_to_floats([loss for step in steps for loss in step.losses]))
         own = [sum(next(values) * weight for weight in step.weights) for step in steps]
+        if not self._counts:  # another rank has the same samples
+            own = [0.0] * len(own)
         totals = self._world.sum_floats(own)
         norms = iter(_to_floats([s.grad_norm for s in steps if s.grad_norm is not None]))
         return [

@@ -23,6 +23,7 @@ from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
 from drivetrain.train.loop import Loop
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
+from drivetrain.train.pipelined_loop import PipelinedLoop
 from drivetrain.train.reporter import Reporter
 from drivetrain.train.saver import Saver
 from drivetrain.train.task import Task
@@ -97,7 +98,8 @@ class Trainer:
     ) -> None:
         config, notify = assembly.config, HookCaller(self, self.hooks)
         reporter = Reporter(assembly, recorder, self.history)
-        loop = Loop(
+        kind = PipelinedLoop if config.parallel.pp > 1 else Loop
+        loop = kind(
             task=self.task,
             engine=assembly.engine,
             feed=assembly.feed,

@@ -1,0 +1,48 @@
+"""The norm of gradients that lie on different meshes, or whole."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+
+def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm over all shards of all gradients, as a plain tensor. A collective call."""
+    by_mesh: dict[DeviceMesh | None, list[torch.Tensor]] = {}
+    cut_twice: dict[DeviceMesh, list[DTensor]] = {}
+    for gradient in gradients:
+        if isinstance(gradient, DTensor) and _num_cuts(gradient) > 1:
+            cut_twice.setdefault(gradient.device_mesh, []).append(gradient)
+        else:
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(gradient)
+    norms = [_whole(torch.nn.utils.get_total_norm(group)) for group in by_mesh.values()]
+    norms += [_over_axes(group, mesh) for mesh, group in cut_twice.items()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def local_parts(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The plain tensors this rank holds."""
+    return [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+
+
+def _num_cuts(tensor: DTensor) -> int:
+    return sum(not isinstance(placement, Replicate) for placement in tensor.placements)
+
+
+def _over_axes(gradients: list[DTensor], mesh: DeviceMesh) -> torch.Tensor:
+    """Of gradients that are cut along several axes: one small sum along each.
+
+    torch's own way goes over the axes twice for each gradient, and says so in a warning.
+    """
+    squares = torch.nn.utils.get_total_norm([g.to_local() for g in gradients]) ** 2
+    for axis in range(mesh.ndim):
+        if not isinstance(gradients[0].placements[axis], Replicate):
+            dist.all_reduce(squares, group=mesh.get_group(axis))
+    return squares.sqrt()
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

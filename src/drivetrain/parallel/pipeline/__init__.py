@@ -1,0 +1,1 @@
+"""pp: ranks that each have some of a model's layers (torch.distributed.pipelining)."""

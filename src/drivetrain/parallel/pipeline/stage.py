@@ -1,0 +1,162 @@
+"""One stage: the model's own forward, run with the parts that this rank has.
+
+The parts it has not are stand-ins that hand on the hidden state. The first of its blocks is given
+what the stage before has sent; after the last of them the forward is left, unless this is the last
+stage. So any model whose blocks hand one hidden state on can be cut, without a line of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+Compute = Callable[[Callable[..., Any], int], torch.Tensor]
+"""`compute(model, index)`: the weighted loss of a micro-batch, by calling the model once."""
+
+
+@dataclass
+class Carry:
+    """The hidden state on its way through this rank's part of the model."""
+
+    hidden: torch.Tensor | None = None
+
+
+class Absent(nn.Module):
+    """Stands in for a part that another rank has."""
+
+    def __init__(self, carry: Carry) -> None:
+        super().__init__()
+        self._carry = carry
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """The hidden state as it is now; what is made of it is not used."""
+        return self._carry.hidden
+
+
+class _AsModel:
+    """What the user's loss is given: called like the model, and otherwise the model."""
+
+    def __init__(self, stage: Stage, hidden: torch.Tensor) -> None:
+        self.stage = stage.index
+        self._call = partial(stage.call, hidden)
+        self._model = stage.model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class _Left(Exception):
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+@dataclass
+class Chunk:
+    """The blocks of one stage, and where they are kept."""
+
+    index: int
+    containers: dict[nn.Module, dict[str, nn.Module | None]]
+    """Per ModuleList: what it holds while this stage runs."""
+    blocks: list[nn.Module]
+    pieces: list[nn.Module] = field(default_factory=list)
+    """Parts before or after the blocks that this stage has."""
+
+
+class Stage(nn.Module):
+    """What torch's pipeline calls: the hidden state in, the hidden state or the loss out."""
+
+    model: nn.Module
+
+    def __init__(self, model: nn.Module, chunk: Chunk, carry: Carry, num_stages: int) -> None:
+        super().__init__()
+        self._chunk = chunk
+        self._carry = carry
+        self._is_first, self._is_last = chunk.index == 0, chunk.index == num_stages - 1
+        self._received: torch.Tensor | None = None
+        self._calls = 0
+        self.compute: Compute = _nothing_to_compute
+        self.last_index = 0
+        self.index = chunk.index
+        object.__setattr__(self, "model", model)  # not a child: its weights are the rank's
+        self.parts = nn.ModuleList([*chunk.pieces, *chunk.blocks])
+        self._sharded = [m for m in chunk.blocks if isinstance(m, FSDPModule)]
+        self._root = model if chunk.pieces and isinstance(model, FSDPModule) else None
+        chunk.blocks[0].register_forward_pre_hook(self._inject, with_kwargs=True)
+        for block in chunk.blocks:
+            block.register_forward_hook(self._follow)
+
+    def forward(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """One micro-batch; `index` says which."""
+        number = int(index)
+        self._calls = 0
+        try:
+            result = self.compute(_AsModel(self, hidden), number)
+        except _Left as left:
+            result = left.hidden
+        if self._sharded or self._root is not None:
+            result.register_hook(partial(self._sync_if_last, number))
+        return result
+
+    def call(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The model, as the user's loss calls it."""
+        self._calls += 1
+        if self._calls > 1:
+            raise RuntimeError("pp needs a loss that calls the model once")
+        output = self.run(hidden, args, kwargs)
+        if self._is_last:
+            return output
+        raise _Left(output)
+
+    def run(self, hidden: torch.Tensor | None, args: Any, kwargs: Any) -> Any:
+        """This stage's part of the forward: the hidden state after it, or the model's output."""
+        self._received = None if self._is_first else hidden
+        self._carry.hidden = self._received
+        with self._only_own():
+            output = self.model(*args, **kwargs)
+        after, self._carry.hidden, self._received = self._carry.hidden, None, None
+        return output if self._is_last else after
+
+    @contextmanager
+    def _only_own(self) -> Iterator[None]:
+        """The model's lists hold this stage's blocks alone."""
+        whole = {container: vars(container)["_modules"] for container in self._chunk.containers}
+        try:
+            for container, own in self._chunk.containers.items():
+                vars(container)["_modules"] = own
+            yield
+        finally:
+            for container, modules in whole.items():
+                vars(container)["_modules"] = modules
+
+    def _inject(self, block: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # noqa: ARG002
+        if self._received is None:
+            return args, kwargs
+        if args:
+            return (self._received, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._received}
+
+    def _follow(self, block: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        self._carry.hidden = output[0] if isinstance(output, tuple) else output
+
+    def _sync_if_last(self, index: int, gradient: torch.Tensor) -> None:  # noqa: ARG002
+        """Gradients travel between copies in a stage's last backward only."""
+        is_last = index == self.last_index
+        for block in self._sharded:
+            block.set_requires_gradient_sync(is_last, recurse=False)
+        if self._root is not None:
+            self._root.set_requires_gradient_sync(is_last, recurse=False)
+
+
+def _nothing_to_compute(model: Callable[..., Any], index: int) -> torch.Tensor:
+    raise AssertionError(f"a stage was run outside of a step ({model}, {index})")

@@ -1,0 +1,68 @@
+"""The loop for a model in stages: a step's micro-batches go through the pipeline together.
+
+Micro-batches of one shape make up one pass; a step whose shapes differ (a short last batch, lines
+of different length) makes several, and their gradients add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from drivetrain.data.batches import MicroBatch
+from drivetrain.data.device import to_device
+from drivetrain.data.feed import Turn
+from drivetrain.parallel.pipeline.pipelined import Pipelined
+from drivetrain.train.loop import Loop
+
+
+class PipelinedLoop(Loop):
+    """Differs from Loop in how micro-batches are gone through, and in nothing else."""
+
+    def _go_through(self, turns: Iterator[Turn]) -> float:
+        began = perf_counter()
+        taken = [next(turns) for _ in range(self.feed.plan.accumulation)]
+        waited = perf_counter() - began
+        self._open_step(taken[0][0])
+        device = self.engine.world.device
+        wanted = [(m, to_device(batch, device)) for m, batch in taken if self.engine.wants(m)]
+        spread = self.engine.spread
+        if not isinstance(spread, Pipelined):
+            raise TypeError("only a model in stages can be pipelined")
+        shapes = iter(spread.same_for_all([_shape(batch) for _, batch in wanted]))
+        for shape, group in groupby(wanted, key=lambda _: next(shapes)):
+            self._pass(spread, shape, list(group))
+        return waited
+
+    def _pass(self, spread: Pipelined, shape: object, group: list[tuple[MicroBatch, Any]]) -> None:
+        engine, loss = self.engine, self.task.loss
+
+        def compute(model: Callable[..., Any], index: int) -> torch.Tensor:
+            micro, batch = group[index]
+            engine.seed(micro, spread.stage_of(model))
+            with engine.autocast:
+                result = loss(model, batch)  # type: ignore[arg-type]  # called like a module
+            weighted = engine.weighted(result, micro)
+            engine.note_loss(result, micro)
+            return weighted
+
+        def probe(model: Callable[..., Any]) -> None:
+            with engine.autocast:
+                loss(model, group[0][1])  # type: ignore[arg-type]
+
+        spread.run(len(group), shape, compute, probe)
+
+
+def _shape(batch: Any) -> Any:
+    """What must be equal for two micro-batches to go through one pass."""
+    if isinstance(batch, torch.Tensor):
+        return tuple(batch.shape), batch.dtype
+    if isinstance(batch, dict):
+        return tuple((key, _shape(value)) for key, value in batch.items())
+    if isinstance(batch, (list, tuple)):
+        return tuple(_shape(value) for value in batch)
+    return None

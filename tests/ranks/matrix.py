@@ -1,0 +1,185 @@
+"""The parity matrix: every layout against one process, and on from its checkpoint.
+
+python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.testing import run_ranks
+from drivetrain.train.trainer import Trainer
+from tests.ranks.models import MODELS, task_of
+from tests.ranks.training import largest_deviation
+
+STEPS, HALF = 30, 15
+TOLERANCE = 1e-4
+
+Parallel = dict[str, Any]
+FSDP = {"strategy": "fsdp"}
+
+
+def pipeline(schedule: str, **more: Any) -> Parallel:
+    return {"pp": 2, "pipeline": {"schedule": schedule}, **more}
+
+
+LAYOUTS: dict[str, tuple[int, Parallel]] = {
+    "ddp": (2, {"strategy": "ddp"}),
+    "fsdp": (2, FSDP),
+    "hsdp": (4, {**FSDP, "dp_replicate": 2, "dp_shard": 2}),
+    "tp": (2, {"tp": 2}),
+    "tp+sp": (2, {"tp": 2, "tensor": {"sequence_parallel": True}}),
+    "tp+loss": (2, {"tp": 2, "tensor": {"loss_parallel": True}}),
+    "cp": (2, {**FSDP, "cp": 2}),
+    "pp gpipe": (2, pipeline("gpipe")),
+    "pp 1f1b": (2, pipeline("1f1b")),
+    "pp interleaved": (2, pipeline("interleaved_1f1b")),
+    "pp looped bfs": (2, pipeline("looped_bfs")),
+    "pp zero bubble": (2, pipeline("zero_bubble")),
+    "pp zbv": (2, pipeline("zbv")),
+    "pp dualpipev": (2, pipeline("dualpipev")),
+    "fsdp×tp": (4, {**FSDP, "tp": 2}),
+    "fsdp×pp": (4, {**FSDP, "pp": 2}),
+    "fsdp×pp interleaved": (4, pipeline("interleaved_1f1b", **FSDP)),
+    "tp×pp": (4, {"tp": 2, "pp": 2}),
+    "fsdp×cp": (4, {**FSDP, "cp": 2}),
+}
+
+NOT_FOR = {
+    "resnet": ("tp", "cp"),
+    "hf_gpt2": ("tp",),  # its layers are Conv1D with q, k and v in one, and it has no tp_plan
+}
+
+
+def applies(model: str, layout: str) -> bool:
+    return not any(axis in layout for axis in NOT_FOR.get(model, ()))
+
+
+def config(output_dir: str, steps: int, parallel: Parallel, **more: Any) -> dict[str, Any]:
+    return {
+        "global_batch_size": 16,
+        "micro_batch_size": 2,
+        "max_steps": steps,
+        "output_dir": output_dir,
+        "parallel": parallel,
+        "optimization": {"learning_rate": 2e-3, "max_grad_norm": 1.0},
+        "record": {"progress": "none", "sinks": [], "logging_steps": 5},
+        "checkpoint": {"every_steps": None},
+        **more,
+    }
+
+
+def train(
+    model: str, output_dir: str, parallel: Parallel, steps: int = STEPS, **checkpoint: Any
+) -> tuple[list[float], str]:
+    task, data = task_of(model)
+    more = {"checkpoint": {"every_steps": None, **checkpoint}}
+    trainer = Trainer(task, config(output_dir, steps, parallel, **more))
+    history = trainer.fit(data)
+    return history.losses, str(history.run_dir)
+
+
+def train_in_turn(
+    output_dir: str, cells: list[tuple[str, str, Parallel]]
+) -> dict[str, list[float]]:
+    """Cells (name, model, parallel) one after the other in one world: ranks are started once."""
+    return {name: train(model, output_dir, parallel)[0] for name, model, parallel in cells}
+
+
+def hand_over(
+    output_dir: str, model: str, chain: list[tuple[str, Parallel]]
+) -> dict[str, list[float]]:
+    """Half a run under each layout, and the other half, from its checkpoint, under the next."""
+    results = {}
+    for (name, first), (other, then) in zip(chain, chain[1:] + chain[:1], strict=True):
+        losses, folder = train(model, output_dir, first, HALF, every_steps=HALF)
+        rest, _ = train(model, output_dir, then, resume_from=folder)
+        results[f"{name} → {other}"] = losses + rest
+    return results
+
+
+def alone(model: str, output_dir: str) -> list[float]:
+    """What one process trains."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    losses, _ = train(model, output_dir, {})
+    torch.set_num_threads(threads)
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
+    return losses
+
+
+def measure(model: str) -> dict[str, dict[str, float]]:
+    """Deviations over all steps, and of a run that is handed over half-way."""
+    folder = tempfile.mkdtemp(prefix="parity-")
+    reference = alone(model, folder)
+    found: dict[str, dict[str, float]] = {"steps": {}, "handed over": {}}
+    for world_size in (2, 4):
+        chain = [
+            (name, parallel)
+            for name, (ranks, parallel) in LAYOUTS.items()
+            if ranks == world_size and applies(model, name)
+        ]
+        cells = [(name, model, parallel) for name, parallel in chain]
+        for name, losses in run_ranks(train_in_turn, world_size, 1500, args=(folder, cells))[
+            0
+        ].items():
+            found["steps"][name] = largest_deviation(losses, reference)
+        for name, losses in run_ranks(hand_over, world_size, 1500, args=(folder, model, chain))[
+            0
+        ].items():
+            found["handed over"][name] = largest_deviation(losses, reference)
+    return found
+
+
+def page(found: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The table for people."""
+    lines = [
+        "# Parity matrix",
+        "",
+        f"Largest relative deviation of the loss from one process over {STEPS} steps, fp32, CPU, "
+        f"gloo, real ranks; allowed: {TOLERANCE:.0e}. Written by `make matrix`.",
+        "",
+        f"| layout | ranks | {' | '.join(found)} |",
+        f"| --- | ---: |{' ---: |' * len(found)}",
+    ]
+    for name, (ranks, _) in LAYOUTS.items():
+        cells = [found[model]["steps"].get(name) for model in found]
+        shown = " | ".join("n/a" if value is None else f"{value:.1e}" for value in cells)
+        lines.append(f"| {name} | {ranks} | {shown} |")
+    lines += [
+        "",
+        f"Saved after {HALF} steps under one layout, loaded and gone on with under another:",
+        "",
+    ]
+    for model, values in found.items():
+        lines += [
+            f"- {model}: " + "; ".join(f"{n} {v:.1e}" for n, v in values["handed over"].items())
+        ]
+    lines += [
+        "",
+        "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not; "
+        "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(target: str, results: str) -> None:
+    """All models; exit 1 when one parts."""
+    found = {model: measure(model) for model in MODELS}
+    Path(results).mkdir(parents=True, exist_ok=True)
+    (Path(results) / "deviations.json").write_text(json.dumps(found, indent=1) + "\n")
+    Path(target).write_text(page(found))
+    worst = max(v for model in found.values() for kind in model.values() for v in kind.values())
+    print(f"largest deviation {worst:.1e}, allowed {TOLERANCE:.0e}")
+    sys.exit(0 if worst <= TOLERANCE else 1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

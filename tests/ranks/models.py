@@ -1,0 +1,129 @@
+"""The models of the parity matrix: small, without dropout, every sample of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from drivetrain.train.task import Task, Total
+from tests.gpt_task import GPT, VOCABULARY
+
+NUM_SAMPLES, LENGTH, LAYERS, WIDTH = 44, 16, 4, 32
+
+
+def sequences() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    start, pace = torch.randint(1, VOCABULARY, (2, NUM_SAMPLES, 1), generator=generator)
+    tokens = (start + pace * torch.arange(LENGTH + 1)) % VOCABULARY
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
+def images() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (NUM_SAMPLES,), generator=generator)
+    noise = torch.randn(NUM_SAMPLES, 3, 12, 12, generator=generator)
+    return TensorDataset(noise + labels[:, None, None, None] / 5, labels)
+
+
+def _next_token(logits: torch.Tensor, targets: torch.Tensor) -> Total:
+    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return Total(total, targets.numel())
+
+
+def gpt_loss(model: nn.Module, batch: Any) -> Total:
+    return _next_token(model(batch[0]), batch[1])
+
+
+def hugging_face_loss(model: nn.Module, batch: Any) -> Total:
+    return _next_token(model(input_ids=batch[0], use_cache=False).logits, batch[1])
+
+
+def image_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class Residual(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.skip = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.skip(x))
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8))
+        shapes = [(8, 8, 1), (8, 16, 2), (16, 16, 1), (16, 16, 1)]
+        self.blocks = nn.ModuleList(Residual(*shape) for shape in shapes)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(x.mean((-2, -1)))
+        return logits
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    make: Callable[[Any], nn.Module] = GPT2LMHeadModel
+    return make(
+        GPT2Config(
+            n_layer=LAYERS,
+            n_embd=WIDTH,
+            n_head=4,
+            vocab_size=VOCABULARY,
+            n_positions=LENGTH,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    make: Callable[[Any], nn.Module] = LlamaForCausalLM
+    return make(
+        LlamaConfig(
+            num_hidden_layers=LAYERS,
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=LENGTH,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset]]] = {
+    "gpt": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),
+    "resnet": (ResNet, image_loss, images),
+    "hf_gpt2": (gpt2, hugging_face_loss, sequences),
+    "hf_llama": (llama, hugging_face_loss, sequences),
+}
+
+
+def task_of(name: str) -> tuple[Task, TensorDataset]:
+    model, loss, data = MODELS[name]
+    return Task(model, loss), data()
