@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -44,6 +44,9 @@ drills:                           ## the first 24 drills of the campaign, as CI 
 campaign:                         ## all 300; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults
 	$(BIN)/drivetrain drill --campaign 300 --output benchmarks/results/faults
+
+mutants:                          ## planted bugs, and where the parity certificate finds them
+	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
 
 bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead

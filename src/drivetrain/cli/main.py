@@ -254,6 +254,26 @@ def resume(
     raise typer.Exit(run(tuple(script), steps, ranks, then or ranks, as_json=as_json))
 
 
+@certify.command()
+def parity(
+    script: Annotated[list[str], typer.Argument(help="Your script and its words.")],
+    layouts: Annotated[
+        str,
+        typer.Option(help="name:ranks or key=value@ranks, with commas: ddp:2,fsdp:4,hsdp:2x2 …"),
+    ],
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Certify that SCRIPT trains under each layout what it trains on one process.
+
+    Losses and gradient norms are compared step by step; where they part, the step, the module or
+    parameter and what was going on are named. The script must take its config from load_config().
+    """
+    from drivetrain.cli.verify import run_parity
+
+    raise typer.Exit(run_parity(tuple(script), layouts, steps, as_json=as_json))
+
+
 def main() -> None:
     """The console script: errors on purpose are shown as they are, with their exit code."""
     try:

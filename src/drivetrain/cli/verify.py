@@ -1,8 +1,15 @@
-"""`drivetrain verify resume`."""
+"""`drivetrain verify resume` and `drivetrain verify parity`."""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from drivetrain.testing.parity.certificate import LayoutResult, ParityCertificate
+    from drivetrain.testing.parity.tolerance import Tolerance
 
 
 def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool) -> int:
@@ -33,3 +40,74 @@ def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_j
         )
     console.print("  certified" if certificate.holds else "  NOT certified")
     return 0 if certificate.holds else 1
+
+
+def run_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
+    """Certify, and say so; 1 when a layout does not hold."""
+    from rich.console import Console
+
+    from drivetrain.testing.parity.certificate import certify_parity
+    from drivetrain.testing.parity.layouts import parse_layouts
+
+    console = Console(highlight=False, soft_wrap=True)
+    asked = parse_layouts(layouts)
+    with console.status("") as status:  # shown on a terminal only
+
+        def say(name: str) -> None:
+            status.update(f"{words[0]}: {name}")
+
+        certificate = certify_parity(words, asked, steps, say)
+    if as_json:
+        console.print(json.dumps(certificate.to_dict(), indent=2), markup=False)
+    else:
+        _show_parity(console, certificate)
+    return 0 if certificate.holds else 1
+
+
+def _show_parity(console: Console, certificate: ParityCertificate) -> None:
+    allowed = certificate.tolerance
+    console.print(
+        f"{certificate.script}: {certificate.steps} steps in {certificate.precision}, each layout "
+        f"against 1 process\n  allowed: losses {allowed.loss:.0e}, gradient norms "
+        f"{allowed.gradient_norm:.0e}, relatively ({allowed.reason})" + _traced(allowed),
+        markup=False,
+    )
+    for note in certificate.notes:
+        console.print(f"  {note}", markup=False)
+    width = max(len(result.layout.name) for result in certificate.results)
+    console.print(f"\n  {'layout':<{width}}  ranks  losses   norms")
+    for result in certificate.results:
+        for line in _parity_lines(result, width):
+            console.print(f"  {line}", markup=False)
+    console.print("\n  certified" if certificate.holds else "\n  NOT certified")
+
+
+def _traced(allowed: Tolerance) -> str:
+    from drivetrain.testing.parity.certificate import TRACED_STEPS
+
+    if not allowed.judges_traces:
+        return ""
+    return (
+        f"\n  in the first {TRACED_STEPS} steps also: every module's output {allowed.output:.0e}, "
+        f"every parameter's gradient and move {allowed.value:.0e}"
+    )
+
+
+def _parity_lines(result: LayoutResult, width: int) -> list[str]:
+    layout = result.layout
+    head = f"{layout.name:<{width}}  {layout.num_ranks:>5}  "
+    if result.problem:
+        return [f"{head}could not be run: {result.problem}"]
+    head += f"{result.loss_deviation:.1e}  {result.norm_deviation:.1e}  "
+    if result.holds:
+        return [f"{head}same training"]
+    lines = [f"{head}ANOTHER training"]
+    parting = result.parting
+    if parting is not None:
+        lines.append(
+            f"  {parting.what} of step {parting.step}: {parting.here:.6g} instead of "
+            f"{parting.reference:.6g}"
+        )
+    if result.divergence is not None:
+        return [*lines, f"  first parts at {result.divergence}"]
+    return [*lines, "  no module or parameter was seen to part"]

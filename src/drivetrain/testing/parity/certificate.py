@@ -1,0 +1,224 @@
+"""The parity certificate: does your script train under a layout what it trains on one process?
+
+Each run reports its losses and gradient norms, and a `Trace` of its first steps: what a bug does to
+one parameter shows there long before it shows in a loss. Where losses part later than that, the
+reference and the layout are run once more with a longer trace, which says where it began.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.core.errors import WorkerFailure
+from drivetrain.testing.parity.compare import (
+    Divergence,
+    Numbers,
+    Parting,
+    StepNumbers,
+    first_parting,
+    largest_deviations,
+    locate,
+)
+from drivetrain.testing.parity.layouts import ONE_PROCESS, AskedLayout
+from drivetrain.testing.parity.tolerance import TOLERANCES, Tolerance
+from drivetrain.testing.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
+
+_TRACE = "drivetrain.testing.parity.trace:Trace"
+TRACED_STEPS = 3
+"""Of every run: the second has moved weights in it, the third a used optimizer state."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LayoutResult:
+    """One layout against the reference."""
+
+    layout: AskedLayout
+    loss_deviation: float = float("nan")
+    """The largest of any step, relatively."""
+    norm_deviation: float = float("nan")
+    parting: Parting | None = None
+    divergence: Divergence | None = None
+    """Where it began; None when nothing parts, or when the traces do not show it."""
+    problem: str = ""
+    """Why the layout could not be run."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it trains the same."""
+        return self.parting is None and self.divergence is None and not self.problem
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            **asdict(self),
+            "divergence": None if self.divergence is None else self.divergence.to_dict(),
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True)
+class ParityCertificate:
+    """What was compared, how closely, and what came out."""
+
+    script: str
+    steps: int
+    precision: str
+    tolerance: Tolerance
+    notes: tuple[str, ...]
+    results: tuple[LayoutResult, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every layout trains what one process trains."""
+        return all(result.holds for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            **asdict(self),
+            "results": [result.to_dict() for result in self.results],
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the script in a folder of its own, under one layout after another."""
+
+    words: tuple[str, ...]
+    settings: tuple[str, ...]
+    scratch: Path
+    num_threads: int
+    """The same for every layout: another number of threads rounds differently."""
+
+    def run(self, layout: AskedLayout, last_traced: int = TRACED_STEPS) -> Ran:
+        """What came of it; WorkerFailure with the script's own words when it failed."""
+        made = len(list(self.scratch.glob("[0-9]*")))
+        folder = self.scratch / f"{made:03d}"
+        folder.mkdir()
+        others = os.environ.get("DRIVETRAIN_HOOKS")
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self.num_threads),
+            "DRIVETRAIN_HOOKS": f"{others},{_TRACE}" if others else _TRACE,
+            FOLDER: str(folder / "trace"),
+            LAST_STEP: str(last_traced),
+        }
+        command = [sys.executable, "-m", "drivetrain", "train", f"--run-dir={folder / 'run'}"]
+        command += [f"--nproc-per-node={layout.num_ranks}", "--max-restarts=0", *self.words]
+        with open(folder / "output.txt", "w") as output:
+            result = subprocess.run(
+                [*command, *self.settings, *layout.overrides],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
+        if result.returncode:
+            tail = (folder / "output.txt").read_text().strip()[-1500:]
+            raise WorkerFailure(f"{layout.name}: exit code {result.returncode}\n{tail}")
+        return Ran(folder)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that is over."""
+
+    folder: Path
+
+    def numbers(self) -> Numbers:
+        """What it reported of each step."""
+        return read_numbers(self.folder / "run")
+
+    def traces(self) -> dict[int, list[Entry]]:
+        """Rank → what it wrote down; empty for a script that keeps its own loop."""
+        paths = sorted((self.folder / "trace").glob("trace-*.jsonl"))
+        return {int(path.stem.partition("-")[2]): read_trace(path) for path in paths}
+
+    def config(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The resolved config, and where each value came from."""
+        document = yaml.safe_load((self.folder / "run" / "run.yaml").read_text())
+        return document["config"], document["sources"]
+
+
+def certify_parity(
+    words: tuple[str, ...], layouts: Sequence[AskedLayout], steps: int, say: Say
+) -> ParityCertificate:
+    """Run it on one process, then under each layout, and compare."""
+    widest = max(layout.num_ranks for layout in layouts)
+    threads = max(1, (os.cpu_count() or 1) // widest)
+    settings = (
+        f"max_steps={steps}",
+        "record.logging_steps=1",
+        "record.sinks=[]",
+        "checkpoint.every_steps=null",
+    )
+    with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
+        runner = Runner(words, settings, Path(scratch), threads)
+        say("1 process")
+        reference = runner.run(ONE_PROCESS)
+        config, sources = reference.config()
+        notes = []
+        if sources["micro_batch_size"].startswith("chosen"):
+            fixed = _shared_micro_batch(int(config["global_batch_size"]), widest)
+            notes.append(
+                f"micro_batch_size is auto; held at {fixed} for every layout, since dropout and "
+                "batch norm follow it"
+            )
+            runner = replace(runner, settings=(*settings, f"micro_batch_size={fixed}"))
+            reference = runner.run(ONE_PROCESS)
+        precision = str(config["precision"]["dtype"])
+        allowed = TOLERANCES[precision]
+        results = []
+        for layout in layouts:
+            say(layout.name)
+            results.append(_certify_layout(runner, layout, reference, allowed))
+    return ParityCertificate(words[0], steps, precision, allowed, tuple(notes), tuple(results))
+
+
+def _certify_layout(
+    runner: Runner, layout: AskedLayout, reference: Ran, allowed: Tolerance
+) -> LayoutResult:
+    try:
+        here = runner.run(layout)
+        expected, numbers = reference.numbers(), here.numbers()
+        parting = first_parting(expected, numbers, allowed)
+        divergence = None
+        if parting is not None or allowed.judges_traces:
+            divergence = locate(reference.traces().get(0, []), here.traces(), allowed)
+        if parting is not None and divergence is None and parting.step > TRACED_STEPS:
+            longer = runner.run(ONE_PROCESS, parting.step).traces().get(0, [])
+            divergence = locate(longer, runner.run(layout, parting.step).traces(), allowed)
+    except WorkerFailure as failure:
+        return LayoutResult(layout, problem=str(failure))
+    return LayoutResult(layout, *largest_deviations(expected, numbers), parting, divergence)
+
+
+def read_numbers(run: Path) -> Numbers:
+    """Each step's loss and gradient norm, from rank 0's event file."""
+    numbers: dict[int, StepNumbers] = {}
+    for line in (run / "events" / "00000.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["kind"] == "scalars" and "train/loss" in event["values"]:
+            values = event["values"]
+            numbers[int(event["step"])] = StepNumbers(
+                float(values["train/loss"]), values.get("train/grad_norm")
+            )
+    return numbers
+
+
+def _shared_micro_batch(global_batch_size: int, num_ranks: int) -> int:
+    """A size that all layouts can share, when the script leaves it open."""
+    most = max(1, global_batch_size // num_ranks)
+    return max(size for size in range(1, most + 1) if global_batch_size % size == 0)

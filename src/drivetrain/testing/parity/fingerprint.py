@@ -1,0 +1,73 @@
+"""A tensor in a few numbers: enough to see that two are not the same, and by how much."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+_WIDTH = 1024
+
+
+class Fingerprint(NamedTuple):
+    """What is kept of a tensor."""
+
+    numel: int
+    total: float
+    norm: float
+    projection: float
+    """A sum with fixed random signs: a swap or a shift that leaves sums alone changes it."""
+    slack: float = 0.0
+    """How far rounding alone may have moved it: that much is not a deviation."""
+
+
+def fingerprint(tensor: torch.Tensor) -> Fingerprint:
+    """In float64; two tensors of equal bits have equal fingerprints."""
+    flat = tensor.detach().reshape(-1).double()
+    rows = -(-flat.numel() // _WIDTH)
+    padded = torch.nn.functional.pad(flat, (0, rows * _WIDTH - flat.numel()))
+    # signs along both sides: no position has the weight of another one by construction
+    by_row = padded.view(rows, _WIDTH) @ _signs(_WIDTH, 0, flat.device)
+    projection = by_row @ _signs(rows, 1, flat.device)
+    values = torch.stack([flat.sum(), torch.linalg.vector_norm(flat), projection])
+    return Fingerprint(flat.numel(), *values.tolist())
+
+
+def of_number(value: float) -> Fingerprint:
+    """A plain number, to be compared like a tensor of one element."""
+    return Fingerprint(1, value, abs(value), value)
+
+
+def together(parts: list[Fingerprint]) -> Fingerprint:
+    """Shards of one tensor. Where they lay is not known, so there is no projection."""
+    return Fingerprint(
+        sum(part.numel for part in parts),
+        sum(part.total for part in parts),
+        math.sqrt(sum(part.norm**2 for part in parts)),
+        math.nan,
+    )
+
+
+def deviation(here: Fingerprint, reference: Fingerprint, least_scale: float = 0.0) -> float:
+    """How far apart, relative to the reference's norm, or to `least_scale` if that is more."""
+    if here.numel != reference.numel:
+        return math.inf
+    if math.isnan(here.projection) and not math.isnan(here.norm):  # shards, put together
+        spread = math.sqrt(max(1, here.numel))
+        apart = max(abs(here.norm - reference.norm), abs(here.total - reference.total) / spread)
+    else:
+        apart = max(abs(here.norm - reference.norm), abs(here.projection - reference.projection))
+    if not math.isfinite(apart):
+        return 0.0 if here.norm == reference.norm else math.inf
+    apart = max(0.0, apart - here.slack - reference.slack)
+    scale = max(reference.norm, least_scale)
+    return apart / scale if scale else (math.inf if apart else 0.0)
+
+
+@lru_cache(maxsize=32)
+def _signs(length: int, seed: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(0, 2, (length,), generator=generator)
+    return (bits * 2 - 1).double().to(device)

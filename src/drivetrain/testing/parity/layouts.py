@@ -1,0 +1,108 @@
+"""Layouts as they are written on the command line: `ddp:2,hsdp:2x2,parallel.strategy=fsdp@4`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from drivetrain.core.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name stands for: the axes its sizes are given for, and what else must be set."""
+
+    axes: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+DDP = {"parallel.strategy": "ddp"}
+FSDP = {"parallel.strategy": "fsdp"}
+
+# One line per name; `name:2` or, with several axes, `name:2x4` in this order.
+NAMES: Mapping[str, Named] = {
+    "ddp": Named(("dp_replicate",), DDP),
+    "bitwise": Named(("dp_replicate",), {**DDP, "reproducibility": "bitwise"}),
+    "fsdp": Named(("dp_shard",), FSDP),
+    "hsdp": Named(("dp_replicate", "dp_shard"), FSDP),
+    "tp": Named(("tp",)),
+    "pp": Named(("pp",)),
+    "cp": Named(("cp",)),
+    "ddp+tp": Named(("dp_replicate", "tp"), DDP),
+    "ddp+pp": Named(("pp", "dp_replicate"), DDP),
+    "fsdp+tp": Named(("dp_shard", "tp"), FSDP),
+    "fsdp+cp": Named(("dp_shard", "cp"), FSDP),
+    "fsdp+pp": Named(("pp", "dp_shard"), FSDP),
+}
+
+
+@dataclass(frozen=True)
+class AskedLayout:
+    """One layout to be certified."""
+
+    name: str
+    """As it was written."""
+    num_ranks: int
+    overrides: tuple[str, ...] = ()
+    """`path.to.key=value`, for the script."""
+
+
+ONE_PROCESS = AskedLayout("1 process", 1)
+
+
+def parse_layouts(text: str) -> list[AskedLayout]:
+    """Every layout of a comma-separated list; all that is wrong with it at once."""
+    layouts: list[AskedLayout] = []
+    problems: list[Problem] = []
+    settings: list[str] = []
+    for word in filter(None, (piece.strip() for piece in text.split(","))):
+        if "=" not in word and not settings:
+            found = _named(word)
+        elif "@" in word:
+            found = _spelled_out([*settings, word])
+            settings = []
+        else:  # `a=1,b=2@4`: the comma was inside a layout
+            settings.append(word)
+            continue
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            layouts.append(found)
+    if settings:
+        problems.append(
+            _problem(",".join(settings), "has no number of ranks", "end it with @RANKS")
+        )
+    if not layouts and not problems:
+        problems.append(_problem(text, "names no layout", "for example ddp:2,fsdp:2"))
+    if problems:
+        raise ConfigError(problems)
+    return layouts
+
+
+def _named(word: str) -> AskedLayout | Problem:
+    name, _, written = word.partition(":")
+    if name not in NAMES:
+        return _problem(word, "is no layout", f"use one of {', '.join(NAMES)}, or key=value@RANKS")
+    axes = NAMES[name].axes
+    sizes = [int(size) if size.isdigit() else 0 for size in written.split("x")]
+    if len(sizes) == 1 and len(axes) == 2 and sizes[0] % 2 == 0:
+        sizes = [2, sizes[0] // 2]
+    if min(sizes) < 1 or len(sizes) != len(axes):
+        example = ":".join((name, "x".join("2" for _ in axes)))
+        return _problem(word, f"needs a size for {' and '.join(axes)}", f"for example {example}")
+    along = [f"parallel.{axis}={size}" for axis, size in zip(axes, sizes, strict=True)]
+    fixed = [f"{key}={value}" for key, value in NAMES[name].settings.items()]
+    return AskedLayout(word, math.prod(sizes), (*fixed, *along))
+
+
+def _spelled_out(words: Sequence[str]) -> AskedLayout | Problem:
+    last, _, ranks = words[-1].rpartition("@")
+    written = ",".join(words)
+    if not ranks.isdigit() or int(ranks) < 1:
+        return _problem(written, "has no number of ranks", "end it with @RANKS")
+    return AskedLayout(written, int(ranks), (*words[:-1], last))
+
+
+def _problem(value: str, rule: str, remedy: str) -> Problem:
+    return Problem("--layouts", rule, remedy, value)

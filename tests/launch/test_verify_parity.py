@@ -1,0 +1,69 @@
+"""`drivetrain verify parity` on a script, as a user would type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "tests" / "parity" / "workload.py")
+
+
+def verify(tmp_path: Path, *words: str, hooks: str = "") -> tuple[int, str]:
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    result = subprocess.run(
+        [sys.executable, "-m", "drivetrain", "verify", "parity", *words],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "DRIVETRAIN_HOOKS": hooks},
+        check=False,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_a_script_is_certified(tmp_path: Path) -> None:
+    code, output = verify(tmp_path, SCRIPT, "--layouts", "ddp:2,fsdp:2", "--steps", "6")
+    assert code == 0, output
+    assert output.count("same training") == 2
+    assert "losses 1e-04, gradient norms 1e-03" in output
+    assert output.rstrip().endswith("certified")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_bug_is_named_in_the_output(tmp_path: Path) -> None:
+    words = (SCRIPT, "--layouts", "ddp:2", "--steps", "6", "--json")
+    hooks = "tests.parity.mutants:OneParameterNotReduced"
+    code, output = verify(tmp_path, *words, hooks=hooks)
+    assert code == 1, output
+    certificate: dict[str, Any] = json.loads(output)
+    (result,) = certificate["results"]
+    assert not certificate["holds"]
+    divergence = result["divergence"]
+    assert divergence["stage"] == "backward"
+    assert divergence["place"] == "blocks.1.norm2.weight"
+    assert divergence["step"] == 1
+
+
+@pytest.mark.slow
+def test_a_layout_that_cannot_be_run_fails_with_its_own_words(tmp_path: Path) -> None:
+    layouts = "parallel.strategy=nonsense@2"
+    code, output = verify(tmp_path, SCRIPT, "--layouts", layouts, "--steps", "2")
+    assert code == 1
+    assert "could not be run" in output
+    assert "parallel.strategy = nonsense" in output
+
+
+def test_a_layout_with_a_typing_error_is_refused_at_once(tmp_path: Path) -> None:
+    code, output = verify(tmp_path, SCRIPT, "--layouts", "dpp:2")
+    assert code == 2
+    assert "--layouts = dpp:2: is no layout; use one of ddp, bitwise, fsdp" in output
