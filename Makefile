@@ -51,6 +51,7 @@ mutants:                          ## planted bugs, and where the parity certific
 bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead
 	$(BIN)/drivetrain bench bitwise --output benchmarks/results/bitwise
+	$(BIN)/drivetrain bench sentinel --output benchmarks/results/sentinel
 	$(BIN)/drivetrain bench save --output benchmarks/results/save
 	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery
 	$(BIN)/drivetrain bench supervision --output benchmarks/results/supervision

@@ -19,17 +19,17 @@ from drivetrain.train.keep_loop import prepare
 WARM_UP_ROUNDS = 2
 
 
-def kept_loop(workload: Workload, accumulation: int, directory: str, reproducibility: str) -> Run:
+def kept_loop(workload: Workload, accumulation: int, directory: str, **changes: Any) -> Run:
     """A training that can be paused: a loop of one's own over Drivetrain's steps."""
     config: dict[str, Any] = {
         "global_batch_size": workload.batch_size * accumulation * dist.get_world_size(),
         "micro_batch_size": workload.batch_size,
         "max_steps": TOTAL_STEPS,
-        "reproducibility": reproducibility,
         "output_dir": directory,
         "optimization": {"learning_rate": LEARNING_RATE, "max_grad_norm": MAX_GRAD_NORM},
         "checkpoint": {"every_steps": None},
         "record": {"progress": "none", "sinks": []},
+        **changes,
     }
     loop = prepare(workload.model, None, workload.dataset(), config)
     steps = loop.steps()
@@ -47,7 +47,9 @@ def measure(workload: Workload, accumulation: int, num_rounds: int) -> dict[str,
     """Seconds per step of each arm, round by round, the warm-up left out."""
     with tempfile.TemporaryDirectory() as directory:
         arms = {
-            name: kept_loop(workload, accumulation, directory, name.partition(" ")[0])
+            name: kept_loop(
+                workload, accumulation, directory, reproducibility=name.partition(" ")[0]
+            )
             for name in ("standard", "standard again", "bitwise")
         }
         seconds: dict[str, list[float]] = {name: [] for name in arms}

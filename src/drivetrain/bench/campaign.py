@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from drivetrain.bench.report import report
+from drivetrain.bench.statistics import paired_difference
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.extras import require
 from drivetrain.launch.local import launch
@@ -42,6 +43,28 @@ def run_save(output: Path, num_rounds: int, num_ranks: int) -> str:
     blocked = "\n".join(_blocked(output, ranks) for ranks in (1, num_ranks))
     (output / "table.md").write_text(f"{table}\n{blocked}\n")
     return f"{table}\n{blocked}\n"
+
+
+def run_sentinel(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """What one comparison of the copies costs, and what that is per step at the default."""
+    output.mkdir(parents=True, exist_ok=True)
+    samples = _measure("sentinel_worker", output, num_rounds, num_ranks)
+    table = _keep(output, samples, "off", _machine(num_ranks, num_rounds))
+    shares = "\n".join(_share(training, by_arm) for training, by_arm in samples.items())
+    (output / "table.md").write_text(f"{table}\n{shares}\n")
+    return f"{table}\n{shares}\n"
+
+
+def _share(training: str, by_arm: dict[str, list[float]]) -> str:
+    """A comparison every hundred steps, as a part of a step."""
+    check = paired_difference(by_arm["every step"], by_arm["off"])
+    step_s = median(by_arm["off"])
+    most = max(check.high, 0.0) / 100 / step_s
+    return (
+        f"{training}: one comparison costs {check.value * 1e3:.2f} ms (95% interval "
+        f"{check.low * 1e3:.2f} to {check.high * 1e3:.2f}); every 100 steps of "
+        f"{step_s * 1e3:.0f} ms that is at most {most:.3%} of a step."
+    )
 
 
 def _blocked(output: Path, num_ranks: int) -> str:

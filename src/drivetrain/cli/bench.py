@@ -19,6 +19,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "overhead": campaign.run_overhead,
         "bitwise": campaign.run_bitwise,
         "save": campaign.run_save,
+        "sentinel": campaign.run_sentinel,
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
         "scale": lambda folder, _, __: run_scale(folder),

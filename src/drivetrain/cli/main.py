@@ -122,6 +122,14 @@ def bitwise(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> Non
     run("bitwise", output, rounds, ranks)
 
 
+@bench.command()
+def sentinel(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> None:
+    """What comparing the copies of the model costs."""
+    from drivetrain.cli.bench import run
+
+    run("sentinel", output, rounds, ranks)
+
+
 Address = Annotated[
     str, typer.Argument(help="A run's directory, a folder of checkpoints, or an address (s3://…).")
 ]

@@ -213,6 +213,14 @@ class Checkpoint(Section):
     """Start from the newest checkpoint of another run: its directory or its checkpoints'."""
 
 
+class Sentinel(Section):
+    """Are the copies of the model still copies?"""
+
+    every_steps: int | None = Field(default=100, gt=0)
+    """Compare the copies' weights, to the last bit, each so many steps, and stop when they differ;
+    null: never. Only where there are copies: ddp, and fsdp with dp_replicate."""
+
+
 class Record(Section):
     """What a run writes and shows."""
 
@@ -264,3 +272,5 @@ class RunConfig(Section):
     """Saving, and going on from what was saved."""
     record: Record = Record()
     """Events, sinks, progress."""
+    sentinel: Sentinel = Sentinel()
+    """Watching the copies of the model."""

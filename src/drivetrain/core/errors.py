@@ -79,3 +79,9 @@ class NonFiniteLoss(DrivetrainError):
     """The loss stopped being a number; training on would only hide it."""
 
     exit_code = 6
+
+
+class ReplicaDrift(DrivetrainError):
+    """Ranks that must hold the same weights do not; what they save or average is worth nothing."""
+
+    exit_code = 7

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 # Exit codes that mean the same thing would happen again: config, layout, environment, loss not a
-# number (core/errors.py).
-_HOPELESS = frozenset({2, 3, 4, 6})
+# number; and replicas that have drifted apart, whose last checkpoint may hold the drift
+# (core/errors.py).
+_HOPELESS = frozenset({2, 3, 4, 6, 7})
 PREEMPTED_CODE = 75
 STALE_CODE = 77
 

@@ -24,6 +24,7 @@ from drivetrain.parallel.world import World
 from drivetrain.train.meter import Meter
 from drivetrain.train.precision import make_autocast, make_scaler
 from drivetrain.train.schedule import LearningRate
+from drivetrain.train.sentinel import Sentinel
 from drivetrain.train.task import Loss, Total
 
 
@@ -48,6 +49,7 @@ class Engine:
         """Around the forward pass."""
         tensor = config.parallel.tensor
         self._is_loss_parallel = config.parallel.tp > 1 and tensor.loss_parallel
+        self._sentinel = Sentinel.of(config, world, spread.inner)
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
         self._stream = fold(config.seed, MODEL)
@@ -116,6 +118,8 @@ class Engine:
             self.optimizer.step()
         self.optimizer.zero_grad()
         self.meter.end_step(step + 1, self.learning_rate.current)
+        if self._sentinel is not None:
+            self._sentinel.after_step(step + 1)
 
     def _scale_gradients(self, *, is_logged: bool) -> None:
         """Correct for counts that are not samples, and clip, in one pass over the gradients."""

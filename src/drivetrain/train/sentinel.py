@@ -1,0 +1,124 @@
+"""Sentinel: copies of a model are compared, to the last bit, every so many steps.
+
+Each parameter's raw bits are added up as integers: exact, in any order, and any flipped bit changes
+the sum. One number over all of them is compared among the copies; only when that differs do they
+exchange the sums, which name the parameter and the rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ReplicaDrift
+from drivetrain.parallel.world import World
+
+# Strategies whose copies are the same after every step, not only now and then.
+_KEEP_COPIES_EQUAL = frozenset({"ddp", "fsdp"})
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WRAPPER = "_checkpoint_wrapped_module."
+
+
+class Sentinel:
+    """Watches the copies along `dp_replicate`; a rank holds the same part as its counterparts."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, every_steps: int) -> None:
+        self._parameters = {n.replace(_WRAPPER, ""): p for n, p in model.named_parameters()}
+        self._group = group
+        self._every_steps = every_steps
+        self._agreed_at = 0
+
+    @classmethod
+    def of(cls, config: RunConfig, world: World, model: nn.Module) -> Sentinel | None:
+        """None where nothing is to be watched."""
+        every = config.sentinel.every_steps
+        if every is None or world.mesh is None or world.layout.dp_replicate == 1:
+            return None
+        if config.parallel.strategy not in _KEEP_COPIES_EQUAL:
+            return None
+        return cls(model, world.mesh.get_group("dp_replicate"), every)
+
+    def after_step(self, step: int) -> None:
+        """Check, if it is time; `step` counts from 1."""
+        if step % self._every_steps == 0:
+            self.check(step)
+
+    def check(self, step: int) -> None:
+        """Raise ReplicaDrift unless all copies are the same. A collective call."""
+        sums = bit_sums(self._parameters.values())
+        digest = _digest(sums)
+        extremes = torch.stack((digest, ~digest))  # ~ turns the order around, without overflow
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self._group)
+        most, inverted_least = extremes.tolist()
+        if most == ~inverted_least:
+            self._agreed_at = step
+            return
+        raise ReplicaDrift(self._verdict(sums, step))
+
+    def _verdict(self, sums: torch.Tensor, step: int) -> str:
+        ranks = dist.get_process_group_ranks(self._group)
+        gathered = [torch.empty_like(sums) for _ in ranks]
+        dist.all_gather(gathered, sums, group=self._group)
+        by_rank = dict(zip(ranks, (each.tolist() for each in gathered), strict=True))
+        drifts = find_drifts(list(self._parameters), by_rank)
+        more = f" (and {len(drifts) - 1} more parameters)" if len(drifts) > 1 else ""
+        return (
+            f"sentinel: after step {step} the copies of {drifts[0].parameter}{more} are not the "
+            f"same: {_who(drifts[0].ranks, ranks)}; look for code that changes weights on some "
+            f"ranks only, or a faulty device there, and go on from a checkpoint of step "
+            f"{self._agreed_at} or before: up to there they agreed"
+        )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A parameter whose copies differ, and the ranks in the minority; all, without a majority."""
+
+    parameter: str
+    ranks: tuple[int, ...]
+
+
+def find_drifts(names: Sequence[str], by_rank: Mapping[int, Sequence[int]]) -> list[Drift]:
+    """Every parameter that is not the same on all ranks. Pure."""
+    drifts = []
+    for index, name in enumerate(names):
+        values = {rank: sums[index] for rank, sums in by_rank.items()}
+        (usual, votes), *others = Counter(values.values()).most_common()
+        if others:
+            has_majority = votes > len(values) / 2
+            odd = [rank for rank, value in values.items() if value != usual or not has_majority]
+            drifts.append(Drift(name, tuple(odd)))
+    return drifts
+
+
+def bit_sums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of each tensor's raw bits; of a shard, of what this rank holds."""
+    return torch.stack([_bit_sum(tensor.detach()) for tensor in tensors])
+
+
+def _bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
+
+
+def _digest(sums: torch.Tensor) -> torch.Tensor:
+    """One number: each sum times an odd one of its own, so that a change in any shows."""
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
+
+
+def _who(odd: Sequence[int], ranks: Sequence[int]) -> str:
+    if len(odd) == len(ranks):
+        return f"ranks {_listed(ranks)} differ, and nothing tells which of them is right"
+    rest = [rank for rank in ranks if rank not in odd]
+    many = len(odd) > 1
+    return f"rank{'s' * many} {_listed(odd)} differ{'s' * (not many)} from ranks {_listed(rest)}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
