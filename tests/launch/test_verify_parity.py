@@ -57,7 +57,7 @@ def test_a_bug_is_named_in_the_output(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_layout_that_cannot_be_run_fails_with_its_own_words(tmp_path: Path) -> None:
     layouts = "parallel.strategy=nonsense@2"
-    code, output = verify(tmp_path, SCRIPT, "--layouts", layouts, "--steps", "2")
+    code, output = verify(tmp_path, SCRIPT, "--layouts", layouts, "--steps", "3")
     assert code == 1
     assert "could not be run" in output
     assert "parallel.strategy = nonsense" in output

@@ -133,6 +133,15 @@ def test_any_bit_changes_the_sum() -> None:
         assert bit_sums([flipped]).item() != before
 
 
+def test_the_sum_follows_from_the_values_alone() -> None:
+    weights = torch.randn(9, 5)
+    apart = torch.cat([torch.zeros(1), weights.flatten()])[1:].view(9, 5)
+    turned = weights.t().contiguous().t()
+    assert apart.storage_offset() == 1
+    assert not turned.is_contiguous()
+    assert bit_sums([weights, apart, turned]).unique().numel() == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8])
 def test_every_number_format_has_a_sum(dtype: torch.dtype) -> None:
     ones = torch.ones(3, dtype=dtype)

@@ -74,7 +74,7 @@ def _show_parity(console: Console, certificate: ParityCertificate) -> None:
     )
     for note in certificate.notes:
         console.print(f"  {note}", markup=False)
-    width = max(len(result.layout.name) for result in certificate.results)
+    width = max(len("layout"), *(len(result.layout.name) for result in certificate.results))
     console.print(f"\n  {'layout':<{width}}  ranks  losses   norms")
     for result in certificate.results:
         for line in _parity_lines(result, width):

@@ -32,7 +32,7 @@ class Sentinel:
         self._parameters = {n.replace(_WRAPPER, ""): p for n, p in model.named_parameters()}
         self._group = group
         self._every_steps = every_steps
-        self._agreed_at = 0
+        self._agreed_at: int | None = None
 
     @classmethod
     def of(cls, config: RunConfig, world: World, model: nn.Module) -> Sentinel | None:
@@ -46,6 +46,8 @@ class Sentinel:
 
     def after_step(self, step: int) -> None:
         """Check, if it is time; `step` counts from 1."""
+        if self._agreed_at is None:  # copies start from the same seed, or the same checkpoint
+            self._agreed_at = step - 1
         if step % self._every_steps == 0:
             self.check(step)
 
@@ -104,7 +106,14 @@ def bit_sums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _bit_sum(tensor: torch.Tensor) -> torch.Tensor:
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
+    per_word = 8 // local.element_size()
+    if not local.is_contiguous() or local.storage_offset() % per_word:
+        local = local.clone(memory_format=torch.contiguous_format)
+    flat = local.view(-1)
+    # eight bytes at a time, several times as fast; what is left over one by one
+    words = flat.numel() // per_word * per_word
+    rest = flat[words:].view(_INTEGERS[flat.element_size()])
+    return flat[:words].view(torch.int64).sum() + rest.sum(dtype=torch.int64)
 
 
 def _digest(sums: torch.Tensor) -> torch.Tensor:

@@ -163,6 +163,7 @@ def certify_parity(
         "record.logging_steps=1",
         "record.sinks=[]",
         "checkpoint.every_steps=null",
+        "sentinel.every_steps=null",  # where copies part is to be found here, not to stop the run
     )
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
         runner = Runner(words, settings, Path(scratch), threads)
