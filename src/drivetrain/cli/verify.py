@@ -46,11 +46,13 @@ def run_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: boo
     """Certify, and say so; 1 when a layout does not hold."""
     from rich.console import Console
 
-    from drivetrain.testing.parity.certificate import certify_parity
     from drivetrain.testing.parity.layouts import parse_layouts
 
+    asked = parse_layouts(layouts)  # before torch is loaded: a typing error is answered at once
+
+    from drivetrain.testing.parity.certificate import certify_parity
+
     console = Console(highlight=False, soft_wrap=True)
-    asked = parse_layouts(layouts)
     with console.status("") as status:  # shown on a terminal only
 
         def say(name: str) -> None:
