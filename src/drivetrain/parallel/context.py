@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -26,6 +25,8 @@ from drivetrain.parallel.blocks import repeated_blocks
 
 _SEQUENCE = 1  # of inputs and outputs; of queries, keys and values it is the last but one
 _POSITIONS = "position_ids"
+# torch's own, whatever somebody may have put in its place in torch.nn.functional
+_ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 - it has no other name
 
 
 def share_sequences(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -64,7 +65,7 @@ class _GatheredAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is not F.scaled_dot_product_attention:
+        if func is not _ATTENTION:
             return func(*args, **(kwargs or {}))
         return self._attend(*args, **(kwargs or {}))
 
@@ -86,7 +87,7 @@ class _GatheredAttention(TorchFunctionMode):
             first = self._mesh.get_local_rank() * query.shape[-2]
             rows = torch.arange(first, first + query.shape[-2], device=query.device)
             attn_mask = rows[:, None] >= torch.arange(key.shape[-2], device=query.device)
-        attended: torch.Tensor = F.scaled_dot_product_attention(
+        attended: torch.Tensor = _ATTENTION(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options
         )
         return attended

@@ -60,17 +60,18 @@ class Engine:
         """What a training loss is computed with."""
         return self.spread.module
 
-    def micro_batch(self, micro: MicroBatch, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one micro-batch: its random streams and its traffic."""
-        self.seed(micro)
+    def micro_batch(
+        self, micro: MicroBatch, *, is_last: bool, stage: int = 0
+    ) -> AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch: its random streams and its traffic.
+
+        In a pipeline it is around a stage's forward, and each stage has streams of its own.
+        """
+        seed = turn_seed(self._stream, micro.step, micro.index)
+        seed_model(fold(seed, stage) if stage else seed, self.world.device)
         if self._is_loss_parallel:
             return loss_parallel()
         return self.spread.micro_batch(micro.index, is_last=is_last)
-
-    def seed(self, micro: MicroBatch, stage: int = 0) -> None:
-        """Random streams by step, micro-batch and, in a pipeline, stage."""
-        seed = turn_seed(self._stream, micro.step, micro.index)
-        seed_model(fold(seed, stage) if stage else seed, self.world.device)
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""

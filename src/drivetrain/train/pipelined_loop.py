@@ -43,8 +43,8 @@ class PipelinedLoop(Loop):
 
         def compute(model: Callable[..., Any], index: int) -> torch.Tensor:
             micro, batch = group[index]
-            engine.seed(micro, spread.stage_of(model))
-            with engine.autocast:
+            is_last, stage = index == len(group) - 1, spread.stage_of(model)
+            with engine.micro_batch(micro, is_last=is_last, stage=stage), engine.autocast:
                 result = loss(model, batch)  # type: ignore[arg-type]  # called like a module
             weighted = engine.weighted(result, micro)
             engine.note_loss(result, micro)

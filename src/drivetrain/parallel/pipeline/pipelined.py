@@ -86,6 +86,10 @@ class Pipelined:
         dist.all_gather(everyones, own, group=self._copies)
         return list(zip(*(shapes.tolist() for shapes in everyones), strict=True))
 
+    def own_modules(self) -> set[nn.Module]:
+        """The parts of the model that this rank has."""
+        return {module for stage in self._stages for module in stage.parts.modules()}
+
     def stage_of(self, model: Any) -> int:
         """Which stage is calling; the model it hands to the loss says so."""
         return int(getattr(model, "stage", 0))

@@ -34,6 +34,7 @@ from drivetrain.testing.parity.tolerance import TOLERANCES, Tolerance
 from drivetrain.testing.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
 
 _TRACE = "drivetrain.testing.parity.trace:Trace"
+_NO_DROPOUT = "drivetrain.testing.parity.without_dropout:WithoutDropout"
 TRACED_STEPS = 3
 """Of every run: the second has moved weights in it, the third a used optimizer state."""
 Say = Callable[[str], None]
@@ -101,6 +102,7 @@ class Runner:
     scratch: Path
     num_threads: int
     """The same for every layout: another number of threads rounds differently."""
+    hooks: str = _TRACE
 
     def run(self, layout: AskedLayout, last_traced: int = TRACED_STEPS) -> Ran:
         """What came of it; WorkerFailure with the script's own words when it failed."""
@@ -111,7 +113,7 @@ class Runner:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(self.num_threads),
-            "DRIVETRAIN_HOOKS": f"{others},{_TRACE}" if others else _TRACE,
+            "DRIVETRAIN_HOOKS": f"{others},{self.hooks}" if others else self.hooks,
             FOLDER: str(folder / "trace"),
             LAST_STEP: str(last_traced),
         }
@@ -167,10 +169,13 @@ def certify_parity(
     )
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
         runner = Runner(words, settings, Path(scratch), threads)
+        notes = []
+        if any(layout.divides_the_model for layout in layouts):
+            notes.append("dropout is off: ranks that share a model draw masks for their own part")
+            runner = replace(runner, hooks=f"{_TRACE},{_NO_DROPOUT}")
         say("1 process")
         reference = runner.run(ONE_PROCESS)
         config, sources = reference.config()
-        notes = []
         if sources["micro_batch_size"].startswith("chosen"):
             fixed = _shared_micro_batch(int(config["global_batch_size"]), widest)
             notes.append(

@@ -27,10 +27,10 @@ NAMES: Mapping[str, Named] = {
     "fsdp": Named(("dp_shard",), FSDP),
     "hsdp": Named(("dp_replicate", "dp_shard"), FSDP),
     "tp": Named(("tp",)),
+    "tp+sp": Named(("tp",), {"parallel.tensor.sequence_parallel": "true"}),
     "pp": Named(("pp",)),
-    "cp": Named(("cp",)),
-    "ddp+tp": Named(("dp_replicate", "tp"), DDP),
-    "ddp+pp": Named(("pp", "dp_replicate"), DDP),
+    "tp+pp": Named(("tp", "pp")),
+    "cp": Named(("cp",), FSDP),
     "fsdp+tp": Named(("dp_shard", "tp"), FSDP),
     "fsdp+cp": Named(("dp_shard", "cp"), FSDP),
     "fsdp+pp": Named(("pp", "dp_shard"), FSDP),
@@ -46,6 +46,12 @@ class AskedLayout:
     num_ranks: int
     overrides: tuple[str, ...] = ()
     """`path.to.key=value`, for the script."""
+
+    @property
+    def divides_the_model(self) -> bool:
+        """Whether ranks share layers, sequences or depth."""
+        axes = ("parallel.tp=", "parallel.pp=", "parallel.cp=")
+        return any(override.startswith(axes) for override in self.overrides)
 
 
 ONE_PROCESS = AskedLayout("1 process", 1)

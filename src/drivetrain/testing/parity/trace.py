@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from drivetrain.data.batches import MicroBatch
+from drivetrain.parallel.pipeline.pipelined import Pipelined
 from drivetrain.testing.parity.fingerprint import Fingerprint, fingerprint, of_number
 from drivetrain.train.engine import Engine
 from drivetrain.train.hooks import Hook
@@ -148,8 +149,11 @@ class Trace(Hook):
         return self._step <= self._last_step
 
     def _listen(self, model: nn.Module, engine: Engine, task: Task) -> None:
+        # of a model in stages, what is not in this rank's parts gives nothing that means anything
+        spread = engine.spread
+        own = spread.own_modules() if isinstance(spread, Pipelined) else set(model.modules())
         for name, module in model.named_modules():
-            if name.rpartition(".")[2] not in _WRAPPERS:
+            if name.rpartition(".")[2] not in _WRAPPERS and module in own:
                 module.register_forward_pre_hook(self._beginning(own_name(name)))
                 module.register_forward_hook(self._ending(own_name(name)))
         around(engine, "micro_batch", self._noting_turn)
@@ -157,10 +161,10 @@ class Trace(Hook):
         around(engine.spread, "finish_gradients", self._noting_gradients)
 
     def _noting_turn(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def micro_batch(micro: MicroBatch, *, is_last: bool) -> Any:
+        def micro_batch(micro: MicroBatch, **options: Any) -> Any:
             self._micro = micro
             self._calls.clear()
-            return original(micro, is_last=is_last)
+            return original(micro, **options)
 
         return micro_batch
 
@@ -172,12 +176,18 @@ class Trace(Hook):
             for place, tensor in _tensors("batch", batch):
                 self._note(Stage.DATA, place, fingerprint(tensor))
             self._in_loss = True  # a recomputation in backward is not a forward
-            result = original(model, batch)
-            self._in_loss = False
+            try:
+                result = original(model, batch)
+            except BaseException:  # all stages of a pipeline but the last leave the loss by one
+                self._micro = None
+                raise
+            finally:
+                self._in_loss = False
             value = result.sum if isinstance(result, Total) else result
             self._note(Stage.LOSS, "loss", fingerprint(_whole(value)))
             if isinstance(result, Total):
                 self._note(Stage.LOSS, "count", of_number(float(result.count)))
+            self._micro = None
             return result
 
         return loss
