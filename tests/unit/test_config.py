@@ -57,7 +57,7 @@ def test_all_problems_come_at_once() -> None:
         "optimisation.lerning_rate = 3: unknown key; did you mean optimization.learning_rate?",
         "global_batch_size: required, and not given; add it, for example global_batch_size=64",
         "seed = many: must be a whole number; the default is 42",
-        "parallel.strategy = dpp: must be 'ddp' or 'fsdp'; did you mean ddp?",
+        "parallel.strategy = dpp: must be 'ddp', 'fsdp' or 'local_sgd'; did you mean ddp?",
         "max_steps: the run has no end; set max_steps, or num_train_epochs",
         "optimization.learning_rate_scaling = linear: scaling needs the batch size the rate was "
         "tuned for; set optimization.base_batch_size",
@@ -81,6 +81,22 @@ def test_all_problems_come_at_once() -> None:
             ["parallel.dp_shard=2"],
             "parallel.dp_shard = 2: ddp keeps a full copy on every rank; "
             "use parallel.strategy=fsdp, or leave it out",
+        ),
+        (
+            ["communication.compression=topk", "parallel.strategy=fsdp"],
+            "communication.compression = topk: gradients are compressed in plain ddp only, not "
+            "with parallel.strategy=fsdp; use none, or plain ddp",
+        ),
+        (
+            ["communication.compression=powersgd", "precision.dtype=fp16"],
+            "communication.compression = powersgd: what is left over from a step is kept, and one "
+            "overflow of fp16 would stay for good; use precision.dtype=bf16, or compression fp16 "
+            "or bf16",
+        ),
+        (
+            ["parallel.strategy=local_sgd", "precision.dtype=fp16"],
+            "precision.dtype = fp16: ranks that train alone would skip steps each for itself; "
+            "use bf16 or fp32 with parallel.strategy=local_sgd",
         ),
         (["fast"], "fast: not an override; write path.to.key=value"),
         (

@@ -192,6 +192,44 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _compression(config: RunConfig) -> Iterator[Problem]:
+    compression = config.communication.compression
+    if compression == "none":
+        return
+    refused = {
+        f"parallel.strategy={config.parallel.strategy}": config.parallel.strategy != "ddp",
+        "reproducibility=bitwise": config.reproducibility == "bitwise",
+        "fault_tolerance=live": config.fault_tolerance == "live",
+    }
+    for setting in (name for name, is_set in refused.items() if is_set):
+        yield Problem(
+            "communication.compression",
+            f"gradients are compressed in plain ddp only, not with {setting}",
+            "use none, or plain ddp",
+            compression,
+        )
+    may_be = config.communication.allow if compression == "auto" else (compression,)
+    if config.precision.dtype == "fp16" and {"powersgd", "topk"} & set(may_be):
+        yield Problem(
+            "communication.compression",
+            "what is left over from a step is kept, and one overflow of fp16 would stay for good",
+            "use precision.dtype=bf16, or compression fp16 or bf16",
+            compression,
+        )
+
+
+def _local_sgd(config: RunConfig) -> Iterator[Problem]:
+    if config.parallel.strategy != "local_sgd":
+        return
+    if config.precision.dtype == "fp16":
+        yield Problem(
+            "precision.dtype",
+            "ranks that train alone would skip steps each for itself",
+            "use bf16 or fp32 with parallel.strategy=local_sgd",
+            "fp16",
+        )
+
+
 _AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
 
 RULES: Sequence[Rule] = (
@@ -204,6 +242,18 @@ RULES: Sequence[Rule] = (
     Rule((*_AXES, "parallel.pipeline.schedule", "parallel.tensor.loss_parallel"), _pipeline),
     Rule(("memory.offload", "parallel.strategy"), _offload),
     Rule(("reproducibility", "parallel.strategy", "data.iterable_sharding"), _bitwise),
+    Rule(
+        (
+            "communication.compression",
+            "communication.allow",
+            "parallel.strategy",
+            "reproducibility",
+            "fault_tolerance",
+            "precision.dtype",
+        ),
+        _compression,
+    ),
+    Rule(("parallel.strategy", "precision.dtype"), _local_sgd),
 )
 
 

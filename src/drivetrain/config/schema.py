@@ -114,11 +114,29 @@ class Pipeline(Section):
     """For the schedules that have several."""
 
 
+class LocalSGD(Section):
+    """Ranks train alone for some steps, then agree on the weights: local SGD and DiLoCo."""
+
+    inner_steps: int = Field(default=16, gt=0)
+    """Steps each rank takes alone between two exchanges."""
+    outer: Literal["average", "diloco"] = "average"
+    """average: the mean of the ranks' weights. diloco: a Nesterov step along their mean change."""
+    outer_learning_rate: float = Field(default=0.7, gt=0)
+    """Of the Nesterov step (diloco)."""
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Of the Nesterov step (diloco)."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """First so many steps exchange gradients, as ddp does."""
+    outer_dtype: Literal["fp32", "bf16"] = "fp32"
+    """What the change travels in; bf16 halves the traffic once more."""
+
+
 class Parallel(Section):
     """How the model is spread."""
 
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    """ddp: a full copy per rank. fsdp: weights, gradients and optimizer state in shards."""
+    strategy: Literal["ddp", "fsdp", "local_sgd"] = "ddp"
+    """ddp: a full copy per rank. fsdp: weights, gradients and optimizer state in shards. local_sgd:
+    a full copy per rank that trains alone between exchanges."""
     dp_replicate: int | Literal["auto"] = "auto"
     """Number of copies of the model. With fsdp and dp_shard > 1 this makes HSDP."""
     dp_shard: int | Literal["auto"] = "auto"
@@ -137,8 +155,42 @@ class Parallel(Section):
     """Details for tp."""
     pipeline: Pipeline = Pipeline()
     """Details for pp."""
+    local_sgd: LocalSGD = LocalSGD()
+    """Details for strategy local_sgd."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a collective may wait for the other ranks."""
+
+
+class PowerSGD(Section):
+    """torch's PowerSGD hook: each gradient matrix as the product of two thin ones."""
+
+    rank: int = Field(default=4, gt=0)
+    """Columns of the thin matrices: more is closer to the gradient, and more to send."""
+    start_step: int = Field(default=10, ge=2)
+    """Steps before it that send gradients whole; torch needs two."""
+    min_compression_rate: float = Field(default=2.0, ge=0)
+    """Matrices that would shrink by less than this travel whole."""
+
+
+class TopK(Section):
+    """Only the largest gradients travel; the rest is added to the next step's."""
+
+    ratio: float = Field(default=0.01, gt=0, le=1)
+    """The fraction of each bucket that is sent."""
+
+
+class Communication(Section):
+    """What gradients look like on the wire, with ddp on more than one rank."""
+
+    compression: Literal["none", "fp16", "bf16", "powersgd", "topk", "auto"] = "none"
+    """fp16 and bf16 halve the traffic; powersgd and topk shrink it much more, and are lossy. auto:
+    measures, and keeps plain gradients unless one of `allow` makes steps shorter."""
+    allow: tuple[Literal["fp16", "bf16", "powersgd", "topk"], ...] = ("bf16", "fp16")
+    """What auto may choose from; the first of equals wins."""
+    powersgd: PowerSGD = PowerSGD()
+    """Details for powersgd."""
+    topk: TopK = TopK()
+    """Details for topk."""
 
 
 class Memory(Section):
@@ -260,6 +312,8 @@ class RunConfig(Section):
     """Number formats."""
     parallel: Parallel = Parallel()
     """How the model is spread."""
+    communication: Communication = Communication()
+    """Gradient compression."""
     memory: Memory = Memory()
     """Recomputation."""
     compile: Compile = Compile()

@@ -7,6 +7,7 @@ import torch
 from drivetrain.config.schema import RunConfig
 from drivetrain.parallel.bitwise import BitwiseStrategy
 from drivetrain.parallel.ddp import DDPStrategy
+from drivetrain.parallel.local_sgd import LocalSGDStrategy
 from drivetrain.parallel.strategy import Strategy
 
 COMPUTE_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -24,4 +25,6 @@ def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strateg
         )
     if config.reproducibility == "bitwise":
         return BitwiseStrategy(config.parallel.ddp, micro_batch_blocks)
-    return DDPStrategy(config.parallel.ddp)
+    if config.parallel.strategy == "local_sgd":
+        return LocalSGDStrategy(config.parallel.local_sgd)
+    return DDPStrategy(config.parallel.ddp, config.communication)

@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.cluster.description import Cluster
-from drivetrain.config.schema import DDP
+from drivetrain.config.schema import DDP, Communication
 from drivetrain.core.errors import Problem
+from drivetrain.parallel.communication.choose import sent_bytes
+from drivetrain.parallel.communication.install import Installed, install_compression
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
 from drivetrain.parallel.whole import NOTHING, Whole
@@ -22,8 +24,9 @@ class DDPStrategy:
 
     name = "ddp"
 
-    def __init__(self, config: DDP) -> None:
+    def __init__(self, config: DDP, communication: Communication | None = None) -> None:
         self._config = config
+        self._communication = communication or Communication()
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
         """A full copy must fit on a device."""
@@ -46,7 +49,7 @@ class DDPStrategy:
             profile.parameter_bytes,
             profile.gradient_bytes,
             profile.optimizer_bytes,
-            2 * profile.gradient_bytes * (ranks - 1) // ranks,
+            sent_bytes(self._communication, profile.gradient_bytes, ranks),
         )
 
     def apply(self, model: nn.Module, world: World) -> Spread:
@@ -64,7 +67,9 @@ class DDPStrategy:
         )
         if not self._config.find_unused_parameters:
             _settle_buckets(wrapped)
-        return Replicated(wrapped, world.layout.dp)
+        # after that backward, so that no compressor keeps anything of it
+        installed = install_compression(self._communication, wrapped, world.device)
+        return Replicated(wrapped, world.layout.dp, installed)
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
@@ -90,8 +95,11 @@ class Replicated(Whole):
 
     needs_every_turn = True
 
-    def __init__(self, wrapped: DistributedDataParallel, num_ranks: int) -> None:
+    def __init__(
+        self, wrapped: DistributedDataParallel, num_ranks: int, installed: Installed
+    ) -> None:
         super().__init__(wrapped.module)
+        self.communication = installed
         self.module = wrapped
         self.loss_multiplier = float(num_ranks)  # DDP divides by the number of ranks
         self._wrapped = wrapped

@@ -108,7 +108,7 @@ class World:
 
 
 def layout_from(config: Parallel, world_size: int) -> Layout:
-    """The layout a config asks for: ddp fills up with copies, fsdp with shards."""
+    """The layout a config asks for: full copies fill up with copies, fsdp with shards."""
     sizes = {
         "dp_replicate": config.dp_replicate,
         "dp_shard": config.dp_shard,

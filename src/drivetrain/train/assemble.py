@@ -30,6 +30,8 @@ from drivetrain.parallel.bitwise import uncovered
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
 from drivetrain.parallel.divide import divide
+from drivetrain.parallel.communication.install import Installed
+from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.live_world import live_world
 from drivetrain.parallel.pipeline.measure import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
@@ -40,6 +42,7 @@ from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.engine import Engine
+from drivetrain.train.local_engine import engine_for
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
 from drivetrain.train.task import Task
 
@@ -96,8 +99,23 @@ def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
     schedule = Schedule.of(config.optimization, total_steps)
     factor = batch_size_factor(config.optimization, config.global_batch_size)
-    engine = Engine(config, world, spread, optimizer, LearningRate(optimizer, schedule, factor))
+    rate = LearningRate(optimizer, schedule, factor)
+    engine = engine_for(config, world, spread, optimizer, rate, total_steps)
+    if isinstance(spread, Replicated):
+        resolved, said = _explain_communication(resolved, spread.communication)
+        notes += said
     return Assembly(resolved, world, engine, feed, total_steps, (f"batch: {plan}", *notes))
+
+
+def _explain_communication(
+    resolved: ResolvedConfig, installed: Installed
+) -> tuple[ResolvedConfig, list[str]]:
+    """What auto has settled before the run, with its reason; a trial settles it later."""
+    if not installed.why_none:
+        return resolved, [installed.note] if installed.note else []
+    why = installed.why_none
+    resolved = resolved.choose("communication.compression", "none", why)
+    return resolved, [f"communication: plain gradients; {why}"]
 
 
 def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) -> Feed:

@@ -20,13 +20,16 @@ from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import Stateful, TrainingState, Value
 from drivetrain.core.errors import ConfigError, Preempted, Problem
 from drivetrain.data.stream import StreamFeed
+from drivetrain.parallel.communication.auto import Trial
 from drivetrain.parallel.live_world import LiveWorld
+from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR, Phase, ProgressPage
 from drivetrain.record.stop_request import StopRequest
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.own_states import own_states
 from drivetrain.train.pulse import Pulse
 
 _RETRY_AFTER_S = 10.0
@@ -56,6 +59,7 @@ class Saver:
         self, assembly: Assembly, history: History, stateful: Mapping[str, Stateful]
     ) -> None:
         self._assembly = assembly
+        self._resolved = assembly.resolved
         self._rule = assembly.config.checkpoint
         self._history = history
         self._world = assembly.world
@@ -135,6 +139,9 @@ class Saver:
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
         self._recorder, self._say = recorder, say
+        trial = own_states(self._assembly.engine).get("communication")
+        if isinstance(trial, Trial):
+            trial.when_settled = self._note_compression
         self._stop.listen()
         step = self.at.step
         self._last_saved = step if self._manifest is not None else -1
@@ -177,9 +184,10 @@ class Saver:
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
             return
         self.page.note(Phase.SAVING)
-        before = self._checkpointer.save(
-            self._state(), step, self._position(step), contents=self._rule.contents
-        )
+        with agreed_weights(self._assembly.engine.spread):
+            before = self._checkpointer.save(
+                self._state(), step, self._position(step), contents=self._rule.contents
+            )
         self._note(before)
         self._last_saved = step
         if before is None or before.step != step or not before.problem:
@@ -289,10 +297,19 @@ class Saver:
         return self._directory.failures() if self._directory is not None else (0.0, 0.0)
 
     def _explain(self, interval: Interval) -> None:
-        if self._directory is not None:
-            resolved = self._assembly.resolved
-            chosen = resolved.choose("checkpoint.every_steps", interval.steps, interval.why)
-            self._directory.write_run_yaml(chosen.to_yaml())
+        self._choose("checkpoint.every_steps", interval.steps, interval.why)
+
+    def _choose(self, path: str, value: Any, why: str) -> None:
+        """What is settled while the run is under way, into run.yaml."""
+        self._resolved = self._resolved.choose(path, value, why)
+        if self._world.is_main and self._directory is not None:
+            self._directory.write_run_yaml(self._resolved.to_yaml())
+
+    def _note_compression(self, name: str, why: str) -> None:
+        """How the trial of `communication.compression: auto` has ended."""
+        self._choose("communication.compression", name, why)
+        if self._world.is_main:
+            self._say(f"communication: {'plain gradients' if name == 'none' else name}; {why}")
 
     def _state(self) -> TrainingState:
         engine, feed = self._assembly.engine, self._assembly.feed
@@ -300,7 +317,7 @@ class Saver:
             "run": Value(self._get_run, self._set_run),
             "feed": feed,
         }
-        own = dict(self._stateful)
+        own = {**self._stateful, **own_states(engine)}
         if engine.scaler is not None:
             common["scaler"] = engine.scaler
         if isinstance(feed, StreamFeed):

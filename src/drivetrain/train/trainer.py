@@ -14,6 +14,7 @@ from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
+from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
@@ -147,7 +148,8 @@ class Trainer:
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
             saver.page.note(Phase.EVALUATING)
-            with recorder.measure("evaluation", step), engine.autocast:
+            agreed = agreed_weights(engine.spread)
+            with recorder.measure("evaluation", step), agreed, engine.autocast:
                 result = evaluate(self.task, engine.spread, feed, assembly.world, step)
             self.history.evaluations.append(result)
             saver.score(result)

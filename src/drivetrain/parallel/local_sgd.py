@@ -1,0 +1,208 @@
+"""local_sgd: every rank trains alone for some steps, then the ranks agree on the weights.
+
+What each rank's weights have changed by since the last agreement (the anchor) is averaged in one
+all-reduce, each rank weighted by the samples or tokens it has counted meanwhile. `average` takes
+the mean; DiLoCo takes a Nesterov step along it:
+
+    change   = Σ share · (weights - anchor)
+    momentum = μ · momentum + change
+    weights  = anchor + rate · (change + μ · momentum)        (average: rate 1, μ 0)
+
+Between two agreements the ranks' weights differ. Whoever asks for the model then (an evaluation, a
+checkpoint) is shown the anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import LocalSGD
+from drivetrain.core.errors import Problem
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
+from drivetrain.parallel.whole import Whole
+from drivetrain.parallel.world import World
+
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Which steps are taken together, and after which the ranks agree. Steps count from 0."""
+
+    inner_steps: int
+    warmup_steps: int
+    total_steps: int | None
+    """None for a stream whose end is not known: its last round may stay open."""
+
+    def is_warmup(self, step: int) -> bool:
+        """Whether gradients are exchanged, as ddp does."""
+        return step < self.warmup_steps
+
+    def ends_after(self, step: int) -> bool:
+        """Whether the ranks agree on the weights after this step; the run's last is one."""
+        alone = step + 1 - self.warmup_steps
+        return alone > 0 and (alone % self.inner_steps == 0 or step + 1 == self.total_steps)
+
+
+class LocalSGDStrategy:
+    """A full copy per rank, and what agreeing needs beside it."""
+
+    name = "local_sgd"
+
+    def __init__(self, config: LocalSGD) -> None:
+        self._config = config
+
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """A full copy must fit on a device."""
+        remedy = "use parallel.strategy=fsdp, which shards all three"
+        return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
+
+    def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
+        """As ddp, with the anchor and its momentum; sent once in `inner_steps` steps."""
+        ranks, config = layout.dp, self._config
+        ring = 2 * profile.gradient_bytes * (ranks - 1) // ranks
+        halves = 2 if config.outer_dtype == "bf16" else 1
+        kept = 2 if config.outer == "diloco" else 1
+        return Cost(
+            profile.parameter_bytes,
+            profile.gradient_bytes,
+            profile.optimizer_bytes + kept * profile.gradient_bytes,
+            ring // halves // config.inner_steps,
+        )
+
+    def apply(self, model: nn.Module, world: World) -> Spread:
+        """All ranks start from rank 0's weights."""
+        model.to(world.device)
+        if world.mesh is not None:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.data, src=0)
+        return Local(model, self._config, world)
+
+
+class Local(Whole):
+    """A model that is this rank's alone until the round ends."""
+
+    def __init__(self, model: nn.Module, config: LocalSGD, world: World) -> None:
+        super().__init__(model)
+        self._world = world
+        is_average = config.outer == "average"
+        self._rate = 1.0 if is_average else config.outer_learning_rate
+        self._momentum_factor = 0.0 if is_average else config.outer_momentum
+        self._wire_dtype = WIRE_DTYPES[config.outer_dtype]
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._anchor: torch.Tensor | None = None
+        """The weights last agreed on, in one piece."""
+        self._momentum: torch.Tensor | None = None
+        self._counted = 0.0
+        """Samples or tokens of this rank since then."""
+        self._is_mid_round = False
+        self._aside: torch.Tensor | None = None
+        """This rank's own weights, while the model shows the anchor."""
+
+    def sum_gradients(self) -> None:
+        """What ddp does, in one piece: for the steps of the warm-up."""
+        for parameter in self._trained:
+            if parameter.grad is None:  # no samples here in this step
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        total = self._world.sum(_flat(gradients))
+        _copy(total, gradients)
+
+    def about_to_move(self, count: float) -> None:
+        """Before a step of its own, on so many samples or tokens."""
+        if self._anchor is None:
+            self._anchor = _flat(self._trained)
+        self._is_mid_round = True
+        self._counted += count
+
+    def agree(self) -> None:
+        """The round's end: the same weights on every rank. A collective call."""
+        if self._anchor is None:
+            return
+        (everybody,) = self._world.sum_floats([self._counted])
+        change = _flat(self._trained).sub_(self._anchor).mul_(self._counted / (everybody or 1.0))
+        change = self._world.sum(change.to(self._wire_dtype)).to(self._anchor.dtype)
+        if self._momentum_factor:
+            if self._momentum is None:
+                self._momentum = torch.zeros_like(change)
+            self._momentum.mul_(self._momentum_factor).add_(change)
+            change.add_(self._momentum, alpha=self._momentum_factor)
+        self._anchor.add_(change, alpha=self._rate)
+        _copy(self._anchor, self._trained)
+        self._counted, self._is_mid_round = 0.0, False
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Within, the model is the one last agreed on; it costs no message."""
+        if not self._is_mid_round or self._anchor is None:
+            yield
+            return
+        self._aside = _flat(self._trained)
+        _copy(self._anchor, self._trained)
+        try:
+            yield
+        finally:
+            _copy(self._aside, self._trained)
+            self._aside = None
+
+    def full_state(self) -> dict[str, Any]:
+        """The model last agreed on."""
+        with self.agreed():
+            return {name: value.clone() for name, value in self.inner.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank alone has; the anchor is in the checkpoint, as the model."""
+        weights = None
+        if self._is_mid_round:
+            weights = _flat(self._trained) if self._aside is None else self._aside
+        return {
+            "weights": weights,
+            "momentum": self._momentum,
+            "counted": self._counted,
+            "buffers": dict(self.inner.named_buffers()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the model's weights, which are the anchor, have been loaded."""
+        self._anchor = None
+        self._is_mid_round = state["weights"] is not None
+        if self._is_mid_round:
+            self._anchor = _flat(self._trained)
+            _copy(state["weights"], self._trained)
+        self._momentum, self._counted = state["momentum"], state["counted"]
+        buffers = dict(self.inner.named_buffers())
+        for name, value in state["buffers"].items():
+            buffers[name].copy_(value)
+
+
+@contextmanager
+def agreed_weights(spread: Spread) -> Iterator[None]:
+    """Around whatever shows the model to somebody: the same weights on every rank."""
+    if isinstance(spread, Local):
+        with spread.agreed():
+            yield
+    else:
+        yield
+
+
+def _flat(tensors: list[nn.Parameter] | list[torch.Tensor]) -> torch.Tensor:
+    """A copy in one piece."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def _copy(flat: torch.Tensor, into: list[nn.Parameter] | list[torch.Tensor]) -> None:
+    """Back from one piece."""
+    at = 0
+    with torch.no_grad():
+        for tensor in into:
+            tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()

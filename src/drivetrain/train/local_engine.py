@@ -1,0 +1,104 @@
+"""The engine of a rank that trains alone between agreements (`parallel/local_sgd.py`).
+
+What is whose, outside the warm-up:
+
+- gradients are this rank's: the mean over its own share of the global batch, by its own count;
+- clipping and the gradient norm go by them; the norm that is reported is rank 0's;
+- the reported loss is still that of the whole global batch: sums over counts, over all ranks, each
+  part computed with its rank's weights. Both are reduced when it is time to log.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.parallel.local_sgd import Local, Rounds
+from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.world import World
+from drivetrain.train.engine import Engine
+from drivetrain.train.history import StepMetrics
+from drivetrain.train.meter import Meter
+from drivetrain.train.schedule import LearningRate
+
+
+def engine_for(
+    config: RunConfig,
+    world: World,
+    spread: Spread,
+    optimizer: torch.optim.Optimizer,
+    learning_rate: LearningRate,
+    total_steps: int | None,
+) -> Engine:
+    """The engine that goes with a spread."""
+    if not isinstance(spread, Local):
+        return Engine(config, world, spread, optimizer, learning_rate)
+    engine = LocalEngine(config, world, spread, optimizer, learning_rate)
+    rule = config.parallel.local_sgd
+    engine.rounds = Rounds(rule.inner_steps, rule.warmup_steps, total_steps)
+    return engine
+
+
+class LocalEngine(Engine):
+    """`Engine`, on this rank's share of each step."""
+
+    spread: Local
+    rounds: Rounds
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        spread: Local,
+        optimizer: torch.optim.Optimizer,
+        learning_rate: LearningRate,
+    ) -> None:
+        super().__init__(config, world, spread, optimizer, learning_rate)
+        self.meter: LocalMeter = LocalMeter(world)
+
+    def complete_gradients(self, step: int) -> None:
+        """Whole over the ranks in the warm-up; this rank's own from then on."""
+        is_warmup = self.rounds.is_warmup(step)
+        self.meter.is_alone = not is_warmup
+        if is_warmup:
+            self.spread.sum_gradients()
+        super().complete_gradients(step)
+
+    def step(self, step: int) -> None:
+        """Move the weights, and agree on them when the round is over."""
+        if self.meter.is_alone:
+            self.spread.about_to_move(self.meter.own_count())
+        super().step(step)
+        if self.rounds.ends_after(step):
+            self.spread.agree()
+
+
+class LocalMeter(Meter):
+    """`Meter`, for gradients that are divided by what this rank has counted."""
+
+    is_alone = True
+
+    def own_count(self) -> float:
+        """Samples, or what Totals count, of this rank in the step under way."""
+        here = self._open
+        return float(sum(float(part) for part in here.counts or here.weights))
+
+    def count_correction(self) -> torch.Tensor | None:
+        """Samples of the whole batch / this rank's count; nothing is sent after the first step."""
+        if not self.is_alone or self._counts_tokens is None:
+            correction = super().count_correction()
+            if not self.is_alone:
+                return correction
+        here = self._open
+        here.global_count = None
+        own = self.own_count()
+        return torch.tensor(here.batch_samples / own if own else 0.0, device=self._world.device)
+
+    def collect(self) -> list[StepMetrics]:
+        """Counts are summed over the ranks here, where ddp has summed them in each step."""
+        if self._counts_tokens and self._closed:
+            own = [sum(float(part) for part in step.counts) for step in self._closed]
+            totals = self._world.sum_floats([float(count) for count in own])
+            for step, total in zip(self._closed, totals, strict=True):
+                step.global_count = torch.tensor(total)
+        return super().collect()
