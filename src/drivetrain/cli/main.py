@@ -211,6 +211,14 @@ def scale(output: Output = None) -> None:
     run("scale", output, 1, 1)
 
 
+@bench.command(name="slow-link")
+def slow_link(output: Output = None) -> None:
+    """Time to the same loss over slow links: tuned ddp, compressors, local SGD and DiLoCo."""
+    from drivetrain.cli.bench import run
+
+    run("slow-link", output, 1, 2)
+
+
 @app.command()
 def drill(
     script: Annotated[
