@@ -142,6 +142,8 @@ class Saver:
         trial = own_states(self._assembly.engine).get("communication")
         if isinstance(trial, Trial):
             trial.when_settled = self._note_compression
+            if trial.choice:
+                self._note_compression(trial.choice, "as in this run's earlier attempt")
         self._stop.listen()
         step = self.at.step
         self._last_saved = step if self._manifest is not None else -1

@@ -128,6 +128,11 @@ class Trial:
         self._num_steps = 0
         self._times: dict[str, list[float]] = {plain.name: [], candidate.name: []}
 
+    @property
+    def choice(self) -> str:
+        """The name it ended with; empty while it goes on."""
+        return self._now.name if self._is_settled else ""
+
     def exchange(self, bucket: GradBucket) -> Mean:
         """As it is this step's turn. The first bucket of a step is always the one of index 0."""
         if not self._is_settled and bucket.index() == 0:
@@ -168,7 +173,7 @@ class Trial:
         """The choice, if it was made: it stays for the run."""
         return {
             "candidate": self._candidate.name,
-            "choice": self._now.name if self._is_settled else "",
+            "choice": self.choice,
             "state": self._candidate.state_dict(),
         }
 
