@@ -175,7 +175,8 @@ def test_a_trial_ends_with_the_shorter_steps_on_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("seconds", "best"),
     [
-        ({"none": 2.0, "bf16": 1.0, "fp16": 1.1}, "bf16"),
+        ({"none": 2.0, "bf16": 1.1, "fp16": 1.0}, "fp16"),
+        ({"none": 2.0, "bf16": 1.01, "fp16": 1.0}, "bf16"),  # as fast: the first allowed
         ({"none": 2.0, "bf16": 1.9, "fp16": 1.7}, "none"),  # not worth a trial
         ({"none": 0.001, "bf16": 0.0001}, "none"),  # nothing to gain
         ({"none": 2.0}, "none"),  # nothing allowed
