@@ -345,16 +345,13 @@ def test_the_front_door_answers_wrong_settings() -> None:
         PyTorchDDPTrainer(nn.Linear(2, 2), batchsize=3)
     assert str(caught.value) == "batchsize = 3: unknown setting; did you mean batch_size?"
     with pytest.raises(ConfigError) as caught:
-        DistributedConfig(
-            backend="horovod", mlflow_tracking=True, zero_stage=3, communication_backend="nccl"
-        )
+        DistributedConfig(backend="gossip", mlflow_tracking=True, communication_backend="nccl")
     assert str(caught.value).splitlines() == [
-        "backend = horovod: not available in this release; use pytorch-ddp or pytorch-fsdp",
+        "backend = gossip: not available in this release; use pytorch-ddp or pytorch-fsdp or "
+        "deepspeed",
         "communication_backend = nccl: needs CUDA devices, and there are none; "
         'use "auto", which takes gloo on the CPU',
         "mlflow_tracking = True: not available in this release; use tensorboard=True",
-        'zero_stage = 3: not available in this release; use backend="pytorch-fsdp", which shards '
-        "the same things as stage 3",
     ]
 
 

@@ -135,7 +135,7 @@ class TrainingState:
                 if isinstance(value, torch.Tensor):
                     tensors[name] = value
                 elif value is not None:
-                    values[name] = _plain(value, name)
+                    values[name] = plain(value, name)
         return tensors, values
 
 
@@ -204,7 +204,7 @@ def _not_plain(state: Mapping[str, Any]) -> ConfigError:
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[Values]:
     return [
-        {k: _plain(v, f"param_groups.{k}") for k, v in group.items() if k != "params"}
+        {k: plain(v, f"param_groups.{k}") for k, v in group.items() if k != "params"}
         for group in optimizer.param_groups
     ]
 
@@ -231,15 +231,16 @@ def _restore_groups(optimizer: torch.optim.Optimizer, saved: list[Values]) -> No
                 group[key] = tuple(value) if isinstance(now, tuple) else value
 
 
-def _plain(value: Any, name: str) -> Any:
+def plain(value: Any, name: str) -> Any:
+    """A value that JSON can hold, or a problem."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(item, name) for item in value]
+        return [plain(item, name) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(item, name) for key, item in value.items()}
+        return {str(key): plain(item, name) for key, item in value.items()}
     raise ConfigError(
         [
             Problem(

@@ -230,6 +230,40 @@ def _local_sgd(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _deepspeed(config: RunConfig) -> Iterator[Problem]:
+    settings = config.parallel.deepspeed
+    if config.parallel.strategy != "deepspeed":
+        return
+    if config.parallel.dp_replicate not in ("auto", 1):
+        yield Problem(
+            "parallel.dp_replicate",
+            "ZeRO shards over all ranks",
+            "leave it out, or use parallel.strategy=fsdp for copies of shards",
+            config.parallel.dp_replicate,
+        )
+    if config.precision.dtype == "fp16":
+        yield Problem(
+            "precision.dtype",
+            "with DeepSpeed, loss scaling would be another one than here",
+            "use bf16 or fp32, or parallel.strategy=fsdp",
+            "fp16",
+        )
+    if "nvme" in (settings.offload_optimizer, settings.offload_param) and not settings.nvme_path:
+        yield Problem(
+            "parallel.deepspeed.nvme_path",
+            "offload to nvme needs a folder",
+            "name one on the disk to use",
+            has_value=False,
+        )
+    if settings.offload_param in ("cpu", "nvme") and settings.zero_stage in (1, 2):
+        yield Problem(
+            "parallel.deepspeed.offload_param",
+            f"stage {settings.zero_stage} keeps a full copy of the weights on every device",
+            "use zero_stage=3",
+            settings.offload_param,
+        )
+
+
 _AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
 
 RULES: Sequence[Rule] = (
@@ -254,6 +288,7 @@ RULES: Sequence[Rule] = (
         _compression,
     ),
     Rule(("parallel.strategy", "precision.dtype"), _local_sgd),
+    Rule(("parallel.strategy", "parallel.deepspeed", "precision.dtype"), _deepspeed),
 )
 
 

@@ -7,7 +7,7 @@ torchtitan's for the axes, torch's own for what is handed straight to DDP, FSDP2
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -131,12 +131,32 @@ class LocalSGD(Section):
     """What the change travels in; bf16 halves the traffic once more."""
 
 
+Offload = Literal["none", "cpu", "nvme"]
+
+
+class DeepSpeed(Section):
+    """Handed to DeepSpeed's ZeRO."""
+
+    zero_stage: Literal[1, 2, 3] | None = None
+    """1: optimizer state in shards. 2: gradients too. 3: weights too. null: `config`'s, or 2."""
+    offload_optimizer: Offload | None = None
+    """Keep optimizer state in host memory (cpu) or on a disk (nvme); null: as in `config`."""
+    offload_param: Offload | None = None
+    """Keep weights there; stage 3 only."""
+    nvme_path: Path | None = None
+    """A folder on the disk that nvme offload uses."""
+    config: Path | dict[str, Any] | None = None
+    """DeepSpeed settings of one's own, a JSON file or its contents; what they say against this
+    config is refused."""
+
+
 class Parallel(Section):
     """How the model is spread."""
 
-    strategy: Literal["ddp", "fsdp", "local_sgd"] = "ddp"
+    strategy: Literal["ddp", "fsdp", "local_sgd", "deepspeed"] = "ddp"
     """ddp: a full copy per rank. fsdp: weights, gradients and optimizer state in shards. local_sgd:
-    a full copy per rank that trains alone between exchanges."""
+    a full copy per rank that trains alone between exchanges. deepspeed: shards, with offload, by
+    DeepSpeed's ZeRO."""
     dp_replicate: int | Literal["auto"] = "auto"
     """Number of copies of the model. With fsdp and dp_shard > 1 this makes HSDP."""
     dp_shard: int | Literal["auto"] = "auto"
@@ -157,6 +177,8 @@ class Parallel(Section):
     """Details for pp."""
     local_sgd: LocalSGD = LocalSGD()
     """Details for strategy local_sgd."""
+    deepspeed: DeepSpeed = DeepSpeed()
+    """Details for strategy deepspeed."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a collective may wait for the other ranks."""
 

@@ -23,6 +23,10 @@ def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strateg
             COMPUTE_DTYPES[config.precision.dtype],
             offload=config.memory.offload == "cpu",
         )
+    if config.parallel.strategy == "deepspeed":
+        from drivetrain.parallel.deepspeed.strategy import DeepSpeedStrategy
+
+        return DeepSpeedStrategy(config, accumulation=max(map(len, micro_batch_blocks)))
     if config.reproducibility == "bitwise":
         return BitwiseStrategy(config.parallel.ddp, micro_batch_blocks)
     if config.parallel.strategy == "local_sgd":

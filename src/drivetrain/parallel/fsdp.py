@@ -26,7 +26,7 @@ from drivetrain.core.errors import Problem
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.norm import local_parts, total_norm
-from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
+from drivetrain.parallel.strategy import Cost, OwnStep, Profile, Spread, memory_problems
 from drivetrain.parallel.whole import NOTHING, Whole
 from drivetrain.parallel.world import World
 
@@ -104,6 +104,7 @@ class Sharded:
 
     forwards_in_lockstep = True
     needs_every_turn = True
+    own_step: OwnStep | None = None
 
     def __init__(self, model: nn.Module, num_ranks: int, *, counts: bool = True) -> None:
         if not isinstance(model, FSDPModule):

@@ -5,6 +5,7 @@ To add one: a file with a class that has these three methods, and a line in `str
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -64,6 +65,34 @@ class Cost:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
+class OwnStep(Protocol):
+    """An engine that keeps the gradients to itself: it corrects, clips and steps in one call."""
+
+    def take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is made; from here on it is the engine that calls it."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add one micro-batch's gradients."""
+        ...
+
+    def step(self, correction: torch.Tensor | None) -> torch.Tensor:
+        """Multiply the gradients, clip, and move the weights. Returns the norm before clipping."""
+        ...
+
+    def model_state(self) -> dict[str, torch.Tensor]:
+        """Weights and buffers by the user's names; this rank's part. A collective call."""
+        ...
+
+    def optimizer_state(self, *, make: bool = False) -> dict[str, Any]:
+        """By `<parameter>.<key>`; this rank's part; `make` it if there is none. Collective."""
+        ...
+
+    def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
+        """What those two gave, filled with other values. A collective call."""
+        ...
+
+
 class Spread(Protocol):
     """A model spread over the ranks: what the loop needs of it, whatever the strategy."""
 
@@ -81,6 +110,8 @@ class Spread(Protocol):
     """Whether a rank must run a micro-batch even when it has no samples, because others wait."""
     loss_multiplier: float
     """Undoes the engine's own averaging: the loop speaks of sums over the global batch."""
+    own_step: OwnStep | None
+    """The engine that has the gradients; None when they lie open in `parameter.grad`."""
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch; gradients travel only in the last."""

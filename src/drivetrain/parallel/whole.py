@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain.parallel.norm import local_parts, total_norm
 
+from drivetrain.parallel.strategy import OwnStep
+
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -20,6 +22,7 @@ class Whole:
     forwards_in_lockstep = False
     needs_every_turn = False
     loss_multiplier = 1.0
+    own_step: OwnStep | None = None
 
     def __init__(self, model: nn.Module, *, counts: bool = True) -> None:
         self.module = model

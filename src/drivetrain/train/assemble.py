@@ -97,6 +97,8 @@ def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
+    if spread.own_step is not None:
+        spread.own_step.take_over(optimizer)
     schedule = Schedule.of(config.optimization, total_steps)
     factor = batch_size_factor(config.optimization, config.global_batch_size)
     rate = LearningRate(optimizer, schedule, factor)

@@ -83,7 +83,10 @@ class Engine:
         scaled = self.weighted(loss, micro)
         if self.scaler is not None:
             scaled = self.scaler.scale(scaled)
-        scaled.backward()
+        if self.spread.own_step is not None:
+            self.spread.own_step.backward(scaled)
+        else:
+            scaled.backward()
         self.note_loss(loss, micro)
 
     def weighted(self, loss: Loss, micro: MicroBatch) -> torch.Tensor:
@@ -107,11 +110,16 @@ class Engine:
         self.spread.finish_gradients()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        self._scale_gradients(is_logged=(step + 1) % self._logging_steps == 0)
+        if self.spread.own_step is None:
+            self._scale_gradients(is_logged=(step + 1) % self._logging_steps == 0)
 
     def step(self, step: int) -> None:
         """Move the weights at this step's learning rate, and forget the gradients."""
         self.learning_rate.set(step)
+        if self.spread.own_step is not None:
+            self.meter.grad_norm = self.spread.own_step.step(self.meter.count_correction())
+            self.meter.end_step(step + 1, self.learning_rate.current)
+            return
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()

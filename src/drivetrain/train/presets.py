@@ -30,7 +30,11 @@ from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
 from drivetrain.train.weights import write_weights
 
-_BACKENDS = ("pytorch-ddp", "pytorch-fsdp")
+_STRATEGIES = {
+    "pytorch-ddp": "ddp",
+    "pytorch-fsdp": "fsdp",
+    "deepspeed": "deepspeed",
+}
 _PRECISIONS: dict[bool | str, str] = {
     False: "fp32",
     True: "fp16",
@@ -40,8 +44,6 @@ _PRECISIONS: dict[bool | str, str] = {
 }
 _COMMUNICATION = ("auto", "gloo", "nccl")
 _NOT_YET = {
-    "zero_stage": 'use backend="pytorch-fsdp", which shards the same things as stage 3',
-    "deepspeed_config": 'use backend="pytorch-fsdp"',
     "mlflow_tracking": "use tensorboard=True",
     "mlflow_experiment": "use tensorboard=True",
 }
@@ -58,7 +60,7 @@ class DistributedConfig:
     num_nodes: int = 1
     gpus_per_node: int | None = None
     backend: str = "pytorch-ddp"
-    """pytorch-ddp or pytorch-fsdp."""
+    """pytorch-ddp, pytorch-fsdp or deepspeed."""
     batch_size: int = 32
     """Per rank and micro-batch."""
     epochs: int = 1
@@ -83,9 +85,11 @@ class DistributedConfig:
     """Save each so many steps; None: as often as pays."""
     resume_from_checkpoint: bool | str = False
     """True: from the newest checkpoint in checkpoint_dir; or a run's directory."""
-    # Known from the field's documents, and refused in this release rather than ignored:
     zero_stage: int | None = None
-    deepspeed_config: Any = None
+    """DeepSpeed's ZeRO stage, 1 to 3; makes the backend deepspeed, as does the next."""
+    deepspeed_config: str | Path | dict[str, Any] | None = None
+    """A DeepSpeed JSON file, or its contents."""
+    # Known from the field's documents, and refused in this release rather than ignored:
     mlflow_tracking: bool = False
     mlflow_experiment: str | None = None
 
@@ -96,8 +100,17 @@ class DistributedConfig:
             for name, remedy in _NOT_YET.items()
             if getattr(self, name)
         ]
-        if self.backend not in _BACKENDS:
-            problems.append(_choice("backend", self.backend, _BACKENDS))
+        if self.backend not in _STRATEGIES:
+            problems.append(_choice("backend", self.backend, tuple(_STRATEGIES)))
+        if self._wants_deepspeed and self.backend == "pytorch-fsdp":
+            problems.append(
+                Problem(
+                    "backend",
+                    "zero_stage and deepspeed_config are DeepSpeed's",
+                    'use backend="deepspeed", or leave them out',
+                    self.backend,
+                )
+            )
         if self.communication_backend not in _COMMUNICATION:
             problems.append(
                 _choice("communication_backend", self.communication_backend, _COMMUNICATION)
@@ -118,6 +131,10 @@ class DistributedConfig:
             )
         if problems:
             raise ConfigError(sorted(problems, key=str))
+
+    @property
+    def _wants_deepspeed(self) -> bool:
+        return self.zero_stage is not None or self.deepspeed_config is not None
 
     def _checkpoint(self) -> dict[str, Any]:
         """Resumable ones go to checkpoint_dir when somebody asked for them."""
@@ -157,8 +174,9 @@ class DistributedConfig:
                 },
             },
             "parallel": {
-                "strategy": self.backend.removeprefix("pytorch-"),
+                "strategy": "deepspeed" if self._wants_deepspeed else _STRATEGIES[self.backend],
                 "ddp": {"find_unused_parameters": self.find_unused_parameters},
+                "deepspeed": {"zero_stage": self.zero_stage, "config": self.deepspeed_config},
             },
             "checkpoint": self._checkpoint(),
             "record": {

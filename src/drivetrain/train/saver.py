@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
+from drivetrain.checkpoint.gathered import GatheredState
 from drivetrain.checkpoint.interval import Interval, best_interval
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
@@ -326,7 +327,10 @@ class Saver:
             own["dataset"] = Value(
                 lambda: feed.dataset_state, lambda state: setattr(feed, "dataset_state", state)
             )
-        return TrainingState(engine.spread.inner, engine.optimizer, self._world.rank, common, own)
+        parts = (engine.spread.inner, engine.optimizer, self._world.rank, common, own)
+        if engine.spread.own_step is not None:
+            return GatheredState(*parts, keeper=engine.spread.own_step)
+        return TrainingState(*parts)
 
     def _get_run(self) -> dict[str, Any]:
         return {

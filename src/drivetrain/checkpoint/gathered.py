@@ -1,0 +1,65 @@
+"""A training state that an engine keeps to itself, and gives out and takes back by name.
+
+Reading a checkpoint fills tensors made for it; the engine is given them once all are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from drivetrain.checkpoint.state import TrainingState, Values, plain
+from drivetrain.parallel.strategy import OwnStep
+
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(kw_only=True)
+class GatheredState(TrainingState):
+    """`TrainingState` of a run whose optimizer steps on pieces that have no names."""
+
+    keeper: OwnStep
+    _targets: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def load_targets(self) -> dict[str, torch.Tensor]:
+        """Made for the occasion; `restore` hands them on."""
+        tensors, _ = self._split(self.keeper.optimizer_state(make=True))
+        self._targets = {**self.model_tensors(), **tensors}
+        return dict(self._targets)
+
+    def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
+        """Everything, tensors included."""
+        plain_state = values["optimizer"]["values"]
+        super().restore({**values, "optimizer": {**values["optimizer"], "values": {}}}, own)
+        self.keeper.put_back(
+            _below(_MODEL, self._targets), _below(_OPTIMIZER, {**self._targets, **plain_state})
+        )
+        self._targets = {}
+
+    def forget(self, names: list[str]) -> None:
+        """What the checkpoint does not have stays as it was made: zeros."""
+        for name in names:
+            del self._targets[name]
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        return self.keeper.model_state()
+
+    def _optimizer_state(self) -> tuple[dict[str, torch.Tensor], Values]:
+        return self._split(self.keeper.optimizer_state())
+
+    @staticmethod
+    def _split(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Values]:
+        tensors, values = {}, {}
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[_OPTIMIZER + name] = value
+            else:
+                values[_OPTIMIZER + name] = plain(value, name)
+        return tensors, values
+
+
+def _below(prefix: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    return {n.removeprefix(prefix): value for n, value in named.items() if n.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""DeepSpeed's ZeRO behind the one Strategy interface."""

@@ -1,0 +1,154 @@
+"""What DeepSpeed is given: the run's word, the user's file, and where they differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.load import resolve
+from drivetrain.core.errors import ConfigError
+from drivetrain.parallel.deepspeed.settings import Merged, merge
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.strategy import Profile
+from drivetrain.train.presets import DistributedConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "deepspeed"
+
+
+def merged(deepspeed: dict[str, Any] | None = None, **changes: Any) -> Merged:
+    parallel = {"strategy": "deepspeed", "deepspeed": deepspeed or {}}
+    config = {"global_batch_size": 24, "micro_batch_size": 3, "max_steps": 1, "parallel": parallel}
+    return merge(resolve({**config, **changes}).config, accumulation=4, num_trained=1000)
+
+
+def problems(theirs: dict[str, Any], **deepspeed: Any) -> list[str]:
+    return [str(problem) for problem in merged({"config": theirs, **deepspeed}).problems]
+
+
+def test_the_run_says_what_makes_a_step() -> None:
+    settings = merged(optimization={"max_grad_norm": 0.5}).settings
+    assert settings["train_micro_batch_size_per_gpu"] == 3
+    assert settings["gradient_accumulation_steps"] == 4
+    assert settings["gradient_clipping"] == 0.5
+    assert settings["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 1000}
+    assert merged().settings["gradient_clipping"] == 0.0, "left out, DeepSpeed clips to 1"
+
+
+def test_a_file_adds_what_is_its_own_affair(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    zero = {"stage": 3, "stage3_max_live_parameters": 7, "reduce_bucket_size": 9}
+    file.write_text(json.dumps({"zero_optimization": zero, "wall_clock_breakdown": True}))
+    both = merged({"config": str(file)})
+    assert both.problems == ()
+    assert both.stage == 3
+    assert both.settings["zero_optimization"] == zero
+    assert both.settings["wall_clock_breakdown"] is True
+
+
+def test_what_is_left_open_is_filled_in() -> None:
+    theirs = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_clipping": "auto",
+        "optimizer": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+    }
+    both = merged({"config": theirs, "zero_stage": 1})
+    assert both.problems == ()
+    assert both.stage == 1
+    assert "auto" not in json.dumps(both.settings)
+
+
+def test_a_contradiction_names_both() -> None:
+    theirs = {
+        "train_batch_size": 32,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "Adam"},
+        "fp16": {"enabled": True},
+    }
+    assert problems(theirs, zero_stage=2) == [
+        "parallel.deepspeed.config: gradient_accumulation_steps = 2: this run's is 4; "
+        'say it in this config and leave it out there, or write "auto"',
+        "parallel.deepspeed.config: zero_optimization.stage = 3: this run's is 2; "
+        'say it in this config and leave it out there, or write "auto"',
+        "parallel.deepspeed.config: optimizer = {'type': 'Adam'}: the optimizer is the task's; "
+        "leave it out there",
+        "parallel.deepspeed.config: fp16.enabled = True: this run's precision.dtype is fp32; "
+        "set precision.dtype (fp32 weights under autocast) and leave it out there",
+        "parallel.deepspeed.config: train_batch_size = 32: this run's global_batch_size is 24; "
+        'make them the same, or write "auto"',
+    ]
+
+
+def test_what_zero_cannot_do() -> None:
+    (problem,) = problems({"zero_optimization": {"offload_param": {"device": "cpu"}}})
+    assert "stage 2 keeps a full copy of the weights on every device" in problem
+    (problem,) = problems({"zero_optimization": {"stage": 0}})
+    assert "ZeRO has the stages 1, 2 and 3" in problem
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (problem,) = merged({"config": str(tmp_path / "none.json")}).problems
+    assert "cannot be read (No such file or directory)" in str(problem)
+    (tmp_path / "bad.json").write_text("{")
+    (problem,) = merged({"config": str(tmp_path / "bad.json")}).problems
+    assert "is no JSON" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": {"dtype": "fp16"}}, "precision.dtype = fp16"),
+        ({"dp_replicate": 2}, "ZeRO shards over all ranks"),
+        ({"deepspeed": {"offload_optimizer": "nvme"}}, "offload to nvme needs a folder"),
+        ({"deepspeed": {"zero_stage": 1, "offload_param": "cpu"}}, "use zero_stage=3"),
+        ({"deepspeed": {"zero_stage": 4}}, "parallel.deepspeed.zero_stage = 4"),
+    ],
+)
+def test_what_the_config_alone_shows(changes: dict[str, Any], said: str) -> None:
+    precision = changes.pop("precision", {})
+    parallel = {"strategy": "deepspeed", **changes}
+    config = {"global_batch_size": 8, "max_steps": 1, "parallel": parallel, "precision": precision}
+    with pytest.raises(ConfigError) as caught:
+        resolve(config)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "offload"),
+    [("zero1", 1, "none"), ("zero2", 2, "none"), ("zero3", 3, "none"), ("zero3-offload", 3, "cpu")],
+)
+def test_the_examples_are_taken(name: str, stage: int, offload: str) -> None:
+    both = merged({"config": str(EXAMPLES / f"{name}.json")})
+    assert both.problems == ()
+    assert (both.stage, both.offload("offload_param")) == (stage, offload)
+
+
+def test_each_stage_costs_less_and_sends_more() -> None:
+    from drivetrain.parallel.deepspeed.strategy import DeepSpeedStrategy
+
+    profile = Profile(1000, 4000, 4000, 8000, micro_batches_per_step=2)
+    layout, cluster = Layout(dp_shard=4), Cluster(1, 4, None)
+    costs = []
+    for stage in (1, 2, 3):
+        parallel = {"strategy": "deepspeed", "deepspeed": {"zero_stage": stage}}
+        config = resolve({"global_batch_size": 8, "max_steps": 1, "parallel": parallel}).config
+        cost = DeepSpeedStrategy(config, accumulation=2).cost(profile, layout, cluster)
+        costs.append((cost.state_bytes, cost.sent_bytes_per_step))
+    assert costs == [(11000, 9000), (8000, 15000), (5000, 18000)]
+
+
+def test_the_front_door_takes_a_stage_or_a_config() -> None:
+    said = DistributedConfig(zero_stage=3).run_config(2)["parallel"]
+    assert (said["strategy"], said["deepspeed"]["zero_stage"]) == ("deepspeed", 3)
+    contents = {"zero_optimization": {"stage": 1}}
+    run_config = DistributedConfig(deepspeed_config=contents).run_config(2)
+    assert resolve(run_config).config.parallel.deepspeed.config == contents
+    with pytest.raises(ConfigError, match="zero_stage and deepspeed_config are DeepSpeed's"):
+        DistributedConfig(zero_stage=2, backend="pytorch-fsdp")
