@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -36,6 +36,10 @@ test:                             ## all tests
 
 docs:
 	$(BIN)/mkdocs build --strict
+
+horovod:                          ## Horovod for this torch, built once (ten minutes) and kept in build/horovod
+	deploy/horovod/build.sh $(BIN)/python build/horovod
+	$(BIN)/python -m pip install --quiet build/horovod/horovod-*.whl
 
 drills:                           ## the first 24 drills of the campaign, as CI runs them
 	rm -rf build/drills

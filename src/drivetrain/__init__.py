@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
     from drivetrain.core.errors import ConfigError, DrivetrainError
     from drivetrain.train.hooks import Hook
+    from drivetrain.train.horovod_door import HorovodTrainer
     from drivetrain.train.keep_loop import KeptLoop, prepare
     from drivetrain.train.presets import DistributedConfig, PyTorchDDPTrainer
     from drivetrain.train.task import Task, Total
@@ -26,6 +27,7 @@ _HOMES = {
     "DistributedConfig": "drivetrain.train.presets",
     "DrivetrainError": "drivetrain.core.errors",
     "Hook": "drivetrain.train.hooks",
+    "HorovodTrainer": "drivetrain.train.horovod_door",
     "KeptLoop": "drivetrain.train.keep_loop",
     "PyTorchDDPTrainer": "drivetrain.train.presets",
     "ResolvedConfig": "drivetrain.config",
@@ -42,6 +44,7 @@ __all__ = [
     "DistributedConfig",
     "DrivetrainError",
     "Hook",
+    "HorovodTrainer",
     "KeptLoop",
     "PyTorchDDPTrainer",
     "ResolvedConfig",

@@ -1,5 +1,5 @@
-"""Golden tests: variables as real launchers set them (captured from Slurm 22.05, Ray 2.60 and
-torchrun 2.13; Kubeflow's from its operators' sources, as their first lines say)."""
+"""Golden tests: variables as real launchers set them (captured from Slurm 22.05, Ray 2.60,
+torchrun 2.13, Horovod 0.28; Kubeflow's from its operators' sources, as their first lines say)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def variables(name: str) -> dict[str, str]:
         ("torchrun_worker0", Identity("torchrun", 0, 0, 2, 2, 0, "localhost", 35009)),
         ("torchrun_worker1", Identity("torchrun", 1, 1, 2, 2, 0, "localhost", 35009)),
         ("ray_worker1", Identity("ray", 1, 1, 2, 2, 0, "10.0.0.1", 48059)),
+        ("horovod_worker1", Identity("horovod", 1, 1, 2, 2, 0, "127.0.0.1", 0)),
         ("slurm_srun_task0", Identity("slurm", 0, 0, 4, 2, 0, "n1", 20031)),
         ("slurm_srun_task3", Identity("slurm", 3, 1, 4, 2, 1, "n1", 20031)),
         ("slurm_uneven_task1", Identity("slurm", 1, 1, 3, 2, 0, "n1", 20062)),
@@ -47,7 +48,7 @@ def test_identity_from_a_real_variable_set(name: str, expected: Identity) -> Non
 
 def test_a_torchrun_inside_another_environment_wins() -> None:
     torchrun = variables("torchrun_worker1")
-    for outer in ("slurm_srun_task3", "kubeflow_trainjob_node1", "ray_worker0"):
+    for outer in ("slurm_srun_task3", "kubeflow_trainjob_node1", "ray_worker0", "horovod_worker1"):
         assert detect({**variables(outer), **torchrun}).environment == "torchrun"
 
 

@@ -57,7 +57,8 @@ def test_all_problems_come_at_once() -> None:
         "optimisation.lerning_rate = 3: unknown key; did you mean optimization.learning_rate?",
         "global_batch_size: required, and not given; add it, for example global_batch_size=64",
         "seed = many: must be a whole number; the default is 42",
-        "parallel.strategy = dpp: must be 'ddp', 'fsdp', 'local_sgd' or 'deepspeed'; did you mean ddp?",
+        "parallel.strategy = dpp: must be 'ddp', 'fsdp', 'local_sgd', 'deepspeed' or 'horovod'; "
+        "did you mean ddp?",
         "max_steps: the run has no end; set max_steps, or num_train_epochs",
         "optimization.learning_rate_scaling = linear: scaling needs the batch size the rate was "
         "tuned for; set optimization.base_batch_size",

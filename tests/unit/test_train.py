@@ -348,7 +348,7 @@ def test_the_front_door_answers_wrong_settings() -> None:
         DistributedConfig(backend="gossip", mlflow_tracking=True, communication_backend="nccl")
     assert str(caught.value).splitlines() == [
         "backend = gossip: not available in this release; use pytorch-ddp or pytorch-fsdp or "
-        "deepspeed",
+        "deepspeed or horovod",
         "communication_backend = nccl: needs CUDA devices, and there are none; "
         'use "auto", which takes gloo on the CPU',
         "mlflow_tracking = True: not available in this release; use tensorboard=True",

@@ -69,6 +69,31 @@ def _from_env_contract(name: str, variables: Mapping[str, str]) -> Identity:
     )
 
 
+class Horovod:
+    """A process of `horovodrun --gloo`: it knows its rank; torch's ranks meet through Horovod."""
+
+    name: ClassVar[str] = "horovod"
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:
+        """Each process is given its slot."""
+        return {"HOROVOD_RANK", "HOROVOD_SIZE"} <= set(variables)
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:
+        """`cross` counts machines. There is no port for torch yet: rank 0 opens one."""
+        return Identity(
+            environment=Horovod.name,
+            rank=whole_number(variables, "HOROVOD_RANK"),
+            local_rank=whole_number(variables, "HOROVOD_LOCAL_RANK", 0),
+            world_size=whole_number(variables, "HOROVOD_SIZE"),
+            local_world_size=whole_number(variables, "HOROVOD_LOCAL_SIZE", 1),
+            node_rank=whole_number(variables, "HOROVOD_CROSS_RANK", 0),
+            main_address=variables.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"),
+            main_port=0,
+        )
+
+
 class Slurm:
     """A task started by srun: Slurm says who it is, and its node list where to meet."""
 
@@ -178,6 +203,7 @@ class SingleProcess:
 ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
     RayTrain,
     Torchrun,
+    Horovod,
     Slurm,
     Kubernetes,
     SingleProcess,

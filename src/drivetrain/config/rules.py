@@ -85,7 +85,7 @@ def _axes(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"parallel.{name}", "must be at least 1", "use a positive number, or auto", size
             )
-    if parallel.strategy != "fsdp" and parallel.dp_shard not in ("auto", 1):
+    if parallel.strategy not in ("fsdp", "deepspeed") and parallel.dp_shard not in ("auto", 1):
         yield Problem(
             "parallel.dp_shard",
             f"{parallel.strategy} keeps a full copy on every rank",

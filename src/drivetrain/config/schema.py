@@ -150,13 +150,20 @@ class DeepSpeed(Section):
     config is refused."""
 
 
+class Horovod(Section):
+    """Handed to Horovod."""
+
+    compression: Literal["none", "fp16"] = "none"
+    """fp16: gradients travel in half the bytes, rounded: numbers are then not quite the same."""
+
+
 class Parallel(Section):
     """How the model is spread."""
 
-    strategy: Literal["ddp", "fsdp", "local_sgd", "deepspeed"] = "ddp"
+    strategy: Literal["ddp", "fsdp", "local_sgd", "deepspeed", "horovod"] = "ddp"
     """ddp: a full copy per rank. fsdp: weights, gradients and optimizer state in shards. local_sgd:
     a full copy per rank that trains alone between exchanges. deepspeed: shards, with offload, by
-    DeepSpeed's ZeRO."""
+    DeepSpeed's ZeRO. horovod: as ddp, summed by Horovod."""
     dp_replicate: int | Literal["auto"] = "auto"
     """Number of copies of the model. With fsdp and dp_shard > 1 this makes HSDP."""
     dp_shard: int | Literal["auto"] = "auto"
@@ -179,6 +186,8 @@ class Parallel(Section):
     """Details for strategy local_sgd."""
     deepspeed: DeepSpeed = DeepSpeed()
     """Details for strategy deepspeed."""
+    horovod: Horovod = Horovod()
+    """Details for strategy horovod."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a collective may wait for the other ranks."""
 

@@ -27,6 +27,10 @@ def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strateg
         from drivetrain.parallel.deepspeed.strategy import DeepSpeedStrategy
 
         return DeepSpeedStrategy(config, accumulation=max(map(len, micro_batch_blocks)))
+    if config.parallel.strategy == "horovod":
+        from drivetrain.parallel.horovod.strategy import HorovodStrategy
+
+        return HorovodStrategy(config.parallel.horovod)
     if config.reproducibility == "bitwise":
         return BitwiseStrategy(config.parallel.ddp, micro_batch_blocks)
     if config.parallel.strategy == "local_sgd":

@@ -116,7 +116,7 @@ def layout_from(config: Parallel, world_size: int) -> Layout:
         "cp": config.cp,
         "tp": config.tp,
     }
-    fills = "dp_shard" if config.strategy == "fsdp" else "dp_replicate"
+    fills = "dp_shard" if config.strategy in ("fsdp", "deepspeed") else "dp_replicate"
     for axis, size in sizes.items():
         if size == "auto":
             sizes[axis] = FREE if axis == fills else 1
@@ -160,6 +160,14 @@ def _init_process_group(identity: Identity, device: torch.device, timeout_s: flo
     if identity.environment in ("torchrun", "ray"):
         # env:// reuses the agent's store, so that no port is opened twice
         dist.init_process_group(backend, timeout=timeout)
+        return
+    if identity.environment == "horovod":
+        from drivetrain.parallel.horovod.meeting import meet_over_horovod
+
+        store, rank = meet_over_horovod(identity), identity.rank
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=identity.world_size, timeout=timeout
+        )
         return
     dist.init_process_group(
         backend,

@@ -34,6 +34,7 @@ _STRATEGIES = {
     "pytorch-ddp": "ddp",
     "pytorch-fsdp": "fsdp",
     "deepspeed": "deepspeed",
+    "horovod": "horovod",
 }
 _PRECISIONS: dict[bool | str, str] = {
     False: "fp32",
@@ -60,7 +61,7 @@ class DistributedConfig:
     num_nodes: int = 1
     gpus_per_node: int | None = None
     backend: str = "pytorch-ddp"
-    """pytorch-ddp, pytorch-fsdp or deepspeed."""
+    """pytorch-ddp, pytorch-fsdp, deepspeed or horovod."""
     batch_size: int = 32
     """Per rank and micro-batch."""
     epochs: int = 1
@@ -89,6 +90,8 @@ class DistributedConfig:
     """DeepSpeed's ZeRO stage, 1 to 3; makes the backend deepspeed, as does the next."""
     deepspeed_config: str | Path | dict[str, Any] | None = None
     """A DeepSpeed JSON file, or its contents."""
+    compression: str = "none"
+    """Of gradients on their way, with backend horovod: none or fp16."""
     # Known from the field's documents, and refused in this release rather than ignored:
     mlflow_tracking: bool = False
     mlflow_experiment: str | None = None
@@ -102,7 +105,7 @@ class DistributedConfig:
         ]
         if self.backend not in _STRATEGIES:
             problems.append(_choice("backend", self.backend, tuple(_STRATEGIES)))
-        if self._wants_deepspeed and self.backend == "pytorch-fsdp":
+        if self._wants_deepspeed and self.backend in ("pytorch-fsdp", "horovod"):
             problems.append(
                 Problem(
                     "backend",
@@ -177,6 +180,7 @@ class DistributedConfig:
                 "strategy": "deepspeed" if self._wants_deepspeed else _STRATEGIES[self.backend],
                 "ddp": {"find_unused_parameters": self.find_unused_parameters},
                 "deepspeed": {"zero_stage": self.zero_stage, "config": self.deepspeed_config},
+                "horovod": {"compression": self.compression},
             },
             "checkpoint": self._checkpoint(),
             "record": {
@@ -239,13 +243,16 @@ class PyTorchDDPTrainer:
             )
         target = checkpoint_dir or self.config.checkpoint_dir
         settings = replace(self.config, checkpoint_dir=None if target is None else str(target))
-        run_config = {**settings.run_config(num_ranks), "max_steps": max_steps}
+        run_config = {**self._run_config(settings, num_ranks), "max_steps": max_steps}
         hooks = [WriteWeights(Path(target))] if target is not None else []
         trainer = Trainer(self._task(), run_config, hooks)
         with local_ranks(num_ranks) if starts_ranks else nullcontext():
             history = trainer.fit(train_loader, val_loader)
         self.best_accuracy = history.best_accuracy
         return history
+
+    def _run_config(self, config: DistributedConfig, num_ranks: int) -> dict[str, Any]:
+        return config.run_config(num_ranks)
 
     def _task(self) -> Task:
         task = Task(model=Prebuilt(self.model), loss=self._loss, metrics=self._metrics)

@@ -1,0 +1,1 @@
+"""Horovod behind the one Strategy interface."""

@@ -1,0 +1,79 @@
+"""HorovodTrainer: Horovod's front door, as thin a preset as PyTorchDDPTrainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.train.history import History
+from drivetrain.train.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
+
+
+class HorovodTrainer(PyTorchDDPTrainer):
+    """A model, some settings, `fit(train_loader, epochs=…)`, under `horovodrun` or without.
+
+    Args:
+        model: The model; every rank starts from rank 0's weights.
+        optimizer: Made from `model.parameters()`; AdamW when left out.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
+        compression: "none", "fp16", or the members of `hvd.Compression` by these names.
+        verbose: Whether this rank may show progress.
+        settings: Any field of DistributedConfig.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: LossOnOutputs | None = None,
+        compression: Any = "none",
+        verbose: bool = True,
+        **settings: Any,
+    ) -> None:
+        config = DistributedConfig(backend="horovod", compression=_name_of(compression))
+        super().__init__(model, config, loss_fn, optimizer, **settings)
+        self._verbose = verbose
+
+    def fit(
+        self,
+        train_loader: Any,
+        val_loader: Any = None,
+        checkpoint_dir: str | Path | None = None,
+        max_steps: int | None = None,
+        epochs: int | None = None,
+    ) -> History:
+        """Train on all ranks; returns on each of them, with the model trained."""
+        if epochs is not None:
+            self.config = replace(self.config, epochs=epochs)
+        return super().fit(train_loader, val_loader, checkpoint_dir, max_steps)
+
+    def metric_average(self, value: float | torch.Tensor, name: str) -> float:
+        """The mean of a number over all ranks. A collective call, after fit()."""
+        from drivetrain.parallel.horovod.meeting import load_horovod
+
+        hvd = load_horovod()
+        if not hvd.is_initialized():
+            return float(value)
+        number = torch.tensor(float(value), dtype=torch.float64)
+        return float(hvd.allreduce(number, name=name, op=hvd.Average))
+
+    def _run_config(self, config: DistributedConfig, num_ranks: int) -> dict[str, Any]:
+        run_config = super()._run_config(config, num_ranks)
+        if not self._verbose:
+            run_config["record"]["progress"] = "none"
+        return run_config
+
+
+def _name_of(compression: Any) -> str:
+    """hvd.Compression's members are classes, NoneCompressor and FP16Compressor."""
+    given = compression if isinstance(compression, str) else getattr(compression, "__name__", "")
+    name = given.removesuffix("Compressor").lower()
+    if name not in ("none", "fp16"):
+        problem = Problem("compression", "not known", 'use "none" or "fp16"', str(compression))
+        raise ConfigError([problem])
+    return name
