@@ -52,3 +52,25 @@ def test_the_front_door(tmp_path: Path) -> None:
     output = run(tmp_path, str(EXAMPLES / "ddp_front_door.py"))
     assert output.count("best accuracy 0.9") == 1
     assert (tmp_path / "runs" / "saved" / "weights.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", sorted((EXAMPLES / "configs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_the_gpt_under_every_config(tmp_path: Path, config: Path) -> None:
+    words = ["-m", "drivetrain", "train", str(EXAMPLES / "gpt.py"), "--nproc-per-node", "2"]
+    steps = ["max_steps=20", "evaluation.every_steps=20"]
+    output = run(tmp_path, *words, "--config", str(config), *steps)
+    assert 2.0 < float(last_loss(output)) < 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["zero1", "zero2", "zero3", "zero3-offload"])
+def test_the_deepspeed_example(tmp_path: Path, settings: str) -> None:
+    pytest.importorskip("deepspeed")
+    folder = EXAMPLES / "deepspeed"
+    words = ["-m", "drivetrain", "train", str(folder / "train.py"), "--nproc-per-node", "2"]
+    file = f"parallel.deepspeed.config={folder / settings}.json"
+    output = run(tmp_path, *words, file, "max_steps=20", "num_train_epochs=null")
+    assert last_loss(output)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.feed import MapFeed, Turn
+from drivetrain.parallel.communication.install import Installed
 from drivetrain.parallel.ddp import Replicated
 from drivetrain.testing.parity.trace import Stage, around
 from drivetrain.train.engine import Engine
@@ -110,7 +111,9 @@ class OneParameterNotReduced(Mutant):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             inner, [self.expected.place]
         )
-        engine.spread = Replicated(DistributedDataParallel(inner), dist.get_world_size())
+        engine.spread = Replicated(
+            DistributedDataParallel(inner), dist.get_world_size(), Installed()
+        )
 
 
 class NotInTheOptimizer(Mutant):

@@ -29,6 +29,10 @@ def pipeline(schedule: str, **more: Any) -> Parallel:
     return {"pp": 2, "pipeline": {"schedule": schedule}, **more}
 
 
+def zero(stage: int, **more: Any) -> Parallel:
+    return {"strategy": "deepspeed", "deepspeed": {"zero_stage": stage, **more}}
+
+
 LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "ddp": (2, {"strategy": "ddp"}),
     "fsdp": (2, FSDP),
@@ -49,6 +53,10 @@ LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "fsdp×pp interleaved": (4, pipeline("interleaved_1f1b", **FSDP)),
     "tp×pp": (4, {"tp": 2, "pp": 2}),
     "fsdp×cp": (4, {**FSDP, "cp": 2}),
+    "deepspeed 1": (2, zero(1)),
+    "deepspeed 2": (2, zero(2)),
+    "deepspeed 3": (2, zero(3)),
+    "deepspeed 3 offloaded": (2, zero(3, offload_optimizer="cpu", offload_param="cpu")),
 }
 
 NOT_FOR = {

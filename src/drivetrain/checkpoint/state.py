@@ -59,7 +59,7 @@ class TrainingState:
         tensors = self.model_tensors()
         if self.rank != 0:
             # running statistics differ between ranks; rank 0's are the ones that count
-            buffers = {f"model.{_own_name_of(name)}" for name, _ in self.model.named_buffers()}
+            buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
             shared = {n for n, t in tensors.items() if n in buffers and not isinstance(t, DTensor)}
             tensors = {name: value for name, value in tensors.items() if name not in shared}
         return tensors
@@ -111,7 +111,7 @@ class TrainingState:
                 self.optimizer.state.pop(by_name[parameter], None)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        return {_own_name_of(name): p for name, p in self.model.named_parameters()}
+        return dict(self.model.named_parameters())
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -137,11 +137,6 @@ class TrainingState:
                 elif value is not None:
                     values[name] = plain(value, name)
         return tensors, values
-
-
-def _own_name_of(name: str) -> str:
-    """The user's own name of it: recomputation wraps blocks, and the wrapper shows."""
-    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 def own_name(rank: int) -> str:

@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from drivetrain.parallel.norm import local_parts, total_norm
-
 from drivetrain.parallel.strategy import OwnStep
 
 NOTHING: AbstractContextManager[None] = nullcontext()

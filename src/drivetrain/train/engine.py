@@ -69,9 +69,8 @@ class Engine:
         """
         seed = turn_seed(self._stream, micro.step, micro.index)
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
-        if self._is_loss_parallel:
-            return loss_parallel()
-        return self.spread.micro_batch(micro.index, is_last=is_last)
+        traffic = self.spread.micro_batch(micro.index, is_last=is_last)
+        return loss_parallel() if self._is_loss_parallel else traffic  # there it is none
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""

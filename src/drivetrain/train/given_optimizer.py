@@ -46,11 +46,8 @@ class GivenOptimizer:
         optimization: Optimization,  # noqa: ARG002 - and so are their settings
     ) -> torch.optim.Optimizer:
         """The optimizer, re-pointed."""
-        # recomputation wraps blocks, and the wrapper shows in the names
-        now = {
-            name.replace("_checkpoint_wrapped_module.", ""): parameter
-            for name, parameter in self._model.named_parameters()
-        }
+        now = dict(self._model.named_parameters())
         for group in self._optimizer.param_groups:
-            group["params"] = [now[self._names[id(p)]] for p in group["params"]]
+            names = [self._names[id(p)] for p in group["params"]]
+            group["params"] = [now[name] for name in names if name in now]  # a stage has its own
         return self._optimizer

@@ -22,14 +22,13 @@ from drivetrain.parallel.world import World
 # Strategies whose copies are the same after every step, not only now and then.
 _KEEP_COPIES_EQUAL = frozenset({"ddp", "fsdp"})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WRAPPER = "_checkpoint_wrapped_module."
 
 
 class Sentinel:
     """Watches the copies along `dp_replicate`; a rank holds the same part as its counterparts."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, every_steps: int) -> None:
-        self._parameters = {n.replace(_WRAPPER, ""): p for n, p in model.named_parameters()}
+        self._parameters = dict(model.named_parameters())
         self._group = group
         self._every_steps = every_steps
         self._agreed_at: int | None = None

@@ -92,12 +92,12 @@ class Shards:
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in self.inner.state_dict(keep_vars=True).items():
             if isinstance(value, torch.Tensor):
-                yield _own_name(name), value
+                yield name, value
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.inner.named_parameters():
             if parameter.requires_grad:
-                yield _own_name(name), parameter
+                yield name, parameter
 
     def _gathered(
         self, tensors: Iterable[torch.Tensor], *, will_change: bool = False
@@ -131,11 +131,6 @@ class Shards:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _own_name(name: str) -> str:
-    """The user's own name of it: recomputation wraps blocks, and the wrapper shows."""
-    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 def _differ(name: str, key: str) -> ConfigError:

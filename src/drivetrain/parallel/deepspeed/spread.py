@@ -35,6 +35,8 @@ class Zero(Shards):
     def __init__(self, model: nn.Module, world: World, settings: dict[str, Any]) -> None:
         super().__init__(model, world, int(settings["zero_optimization"]["stage"]))
         self.module = model
+        self.evaluated: Any = self.inner
+        self.counts = True
         self.loss_multiplier = float(world.layout.dp)  # DeepSpeed divides by the number of ranks
         self.forwards_in_lockstep = self.stage == 3
         self.own_step: OwnStep | None = self

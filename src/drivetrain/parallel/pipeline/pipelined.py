@@ -19,7 +19,7 @@ from drivetrain.parallel.pipeline import schedules
 from drivetrain.parallel.pipeline.chain import Chain
 from drivetrain.parallel.pipeline.cut import Cut
 from drivetrain.parallel.pipeline.stage import Compute, Stage
-from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.strategy import OwnStep, Spread
 from drivetrain.parallel.whole import NOTHING
 
 Probe = Callable[[Callable[..., Any]], Any]
@@ -39,6 +39,7 @@ class Pipelined:
 
     forwards_in_lockstep = True
     needs_every_turn = True
+    own_step: OwnStep | None = None
 
     def __init__(
         self,

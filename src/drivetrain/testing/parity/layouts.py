@@ -19,6 +19,7 @@ class Named:
 
 DDP = {"parallel.strategy": "ddp"}
 FSDP = {"parallel.strategy": "fsdp"}
+DEEPSPEED = {"parallel.strategy": "deepspeed"}
 
 # One line per name; `name:2` or, with several axes, `name:2x4` in this order.
 NAMES: Mapping[str, Named] = {
@@ -31,6 +32,10 @@ NAMES: Mapping[str, Named] = {
     "pp": Named(("pp",)),
     "tp+pp": Named(("tp", "pp")),
     "cp": Named(("cp",), FSDP),
+    "zero1": Named(("dp_shard",), {**DEEPSPEED, "parallel.deepspeed.zero_stage": "1"}),
+    "zero2": Named(("dp_shard",), {**DEEPSPEED, "parallel.deepspeed.zero_stage": "2"}),
+    "zero3": Named(("dp_shard",), {**DEEPSPEED, "parallel.deepspeed.zero_stage": "3"}),
+    "horovod": Named(("dp_replicate",), {"parallel.strategy": "horovod"}),
     "fsdp+tp": Named(("dp_shard", "tp"), FSDP),
     "fsdp+cp": Named(("dp_shard", "cp"), FSDP),
     "fsdp+pp": Named(("pp", "dp_shard"), FSDP),
