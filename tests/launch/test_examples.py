@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,9 @@ def test_the_gpt_under_every_config(tmp_path: Path, config: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install drivetrain[deepspeed]")
 @pytest.mark.parametrize("settings", ["zero1", "zero2", "zero3", "zero3-offload"])
 def test_the_deepspeed_example(tmp_path: Path, settings: str) -> None:
-    pytest.importorskip("deepspeed")
     folder = EXAMPLES / "deepspeed"
     words = ["-m", "drivetrain", "train", str(folder / "train.py"), "--nproc-per-node", "2"]
     file = f"parallel.deepspeed.config={folder / settings}.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from drivetrain.train.trainer import Trainer
 from tests.ranks.models import MODELS, task_of
 from tests.ranks.training import largest_deviation
 
-STEPS, HALF = 30, 15
+STEPS = 30
 TOLERANCE = 1e-4
 
 Parallel = dict[str, Any]
@@ -59,6 +60,9 @@ LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "deepspeed 3 offloaded": (2, zero(3, offload_optimizer="cpu", offload_param="cpu")),
 }
 
+if find_spec("horovod") is not None:  # `make horovod` builds it
+    LAYOUTS["horovod"] = (2, {"strategy": "horovod"})
+
 NOT_FOR = {
     "resnet": ("tp", "cp"),
     "hf_gpt2": ("tp",),  # its layers are Conv1D with q, k and v in one, and it has no tp_plan
@@ -94,31 +98,31 @@ def train(
 
 
 def train_in_turn(
-    output_dir: str, cells: list[tuple[str, str, Parallel]]
+    output_dir: str, cells: list[tuple[str, str, Parallel]], steps: int = STEPS
 ) -> dict[str, list[float]]:
     """Cells (name, model, parallel) one after the other in one world: ranks are started once."""
-    return {name: train(model, output_dir, parallel)[0] for name, model, parallel in cells}
+    return {name: train(model, output_dir, parallel, steps)[0] for name, model, parallel in cells}
 
 
 def hand_over(
-    output_dir: str, model: str, chain: list[tuple[str, Parallel]]
+    output_dir: str, model: str, chain: list[tuple[str, Parallel]], steps: int = STEPS
 ) -> dict[str, list[float]]:
     """Half a run under each layout, and the other half, from its checkpoint, under the next."""
-    results = {}
+    results, half = {}, steps // 2
     for (name, first), (other, then) in zip(chain, chain[1:] + chain[:1], strict=True):
-        losses, folder = train(model, output_dir, first, HALF, every_steps=HALF)
-        rest, _ = train(model, output_dir, then, resume_from=folder)
+        losses, folder = train(model, output_dir, first, half, every_steps=half)
+        rest, _ = train(model, output_dir, then, steps, resume_from=folder)
         results[f"{name} → {other}"] = losses + rest
     return results
 
 
-def alone(model: str, output_dir: str) -> list[float]:
+def alone(model: str, output_dir: str, steps: int = STEPS) -> list[float]:
     """What one process trains."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    losses, _ = train(model, output_dir, {})
+    losses, _ = train(model, output_dir, {}, steps)
     torch.set_num_threads(threads)
-    assert len(losses) == STEPS
+    assert len(losses) == steps
     assert losses[-1] < losses[0]
     return losses
 
@@ -163,7 +167,7 @@ def page(found: dict[str, dict[str, dict[str, float]]]) -> str:
         lines.append(f"| {name} | {ranks} | {shown} |")
     lines += [
         "",
-        f"Saved after {HALF} steps under one layout, loaded and gone on with under another:",
+        f"Saved after {STEPS // 2} steps under one layout, loaded and gone on with under another:",
         "",
     ]
     for model, values in found.items():

@@ -12,7 +12,8 @@ from drivetrain.testing import run_ranks
 from tests.ranks import matrix
 from tests.ranks.training import largest_deviation
 
-# the core of the matrix; `make matrix` runs all of it
+# the core of the matrix, a few steps of it; `make matrix` runs all of it
+STEPS = 10
 CORE = {
     2: {
         "gpt": ["tp", "tp+sp", "tp+loss", "cp", "pp 1f1b", "pp interleaved", "pp zbv"],
@@ -33,9 +34,9 @@ def test_every_axis_trains_what_one_process_trains(world_size: int, tmp_path: Pa
         for model, layouts in CORE[world_size].items()
         for layout in layouts
     ]
-    references = {model: matrix.alone(model, str(tmp_path)) for model in CORE[world_size]}
+    references = {model: matrix.alone(model, str(tmp_path), STEPS) for model in CORE[world_size]}
     for results in run_ranks(
-        matrix.train_in_turn, world_size, 380, args=(str(tmp_path / "ranks"), cells)
+        matrix.train_in_turn, world_size, 380, args=(str(tmp_path / "ranks"), cells, STEPS)
     ):
         for name, losses in results.items():
             deviation = largest_deviation(losses, references[name.split(",")[0]])
@@ -47,9 +48,9 @@ def test_every_axis_trains_what_one_process_trains(world_size: int, tmp_path: Pa
 def test_a_checkpoint_is_handed_from_layout_to_layout(tmp_path: Path) -> None:
     names = ["tp", "pp 1f1b", "fsdp", "cp", "pp interleaved", "ddp"]
     chain = [(name, matrix.LAYOUTS[name][1]) for name in names]
-    reference = matrix.alone("gpt", str(tmp_path))
+    reference = matrix.alone("gpt", str(tmp_path), STEPS)
     for results in run_ranks(
-        matrix.hand_over, 2, 280, args=(str(tmp_path / "ranks"), "gpt", chain)
+        matrix.hand_over, 2, 280, args=(str(tmp_path / "ranks"), "gpt", chain, STEPS)
     ):
         assert len(results) == len(chain)
         for name, losses in results.items():

@@ -23,11 +23,13 @@ Run = Callable[[int], None]
 TOTAL_STEPS = 1_000_000
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """The same for every arm."""
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
 
 
-def _scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    """The same for every arm."""
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / TOTAL_STEPS))
     )
@@ -46,10 +48,16 @@ def _endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def _bare_loop(workload: Workload, model: nn.Module) -> Run:
-    optimizer = _optimizer(model)
-    scheduler = _scheduler(optimizer)
-    batches = _endless(_loader(workload))
+def bare_loop(
+    workload: Workload,
+    model: nn.Module,
+    batches: Iterator[Any] | None = None,
+    clip: Callable[[], Any] | None = None,
+) -> Run:
+    """A loop as torch's tutorials have it; each rank with samples of its own unless told else."""
+    optimizer = make_optimizer(model)
+    scheduler = make_scheduler(optimizer)
+    batches = batches or _endless(_loader(workload))
 
     def run(num_steps: int) -> None:
         for _ in range(num_steps):
@@ -57,7 +65,10 @@ def _bare_loop(workload: Workload, model: nn.Module) -> Run:
             optimizer.zero_grad()
             loss = workload.loss(model, batch)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            if clip is None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            else:
+                clip()
             optimizer.step()
             scheduler.step()
 
@@ -66,13 +77,13 @@ def _bare_loop(workload: Workload, model: nn.Module) -> Run:
 
 def bare(workload: Workload) -> Run:
     """One process: the model as it is."""
-    return _bare_loop(workload, workload.model())
+    return bare_loop(workload, workload.model())
 
 
 def bare_ddp(workload: Workload) -> Run:
     """torch.nn.parallel.DistributedDataParallel and nothing else."""
     model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True)
-    return _bare_loop(workload, model)
+    return bare_loop(workload, model)
 
 
 def bare_fsdp(workload: Workload) -> Run:
@@ -83,7 +94,7 @@ def bare_fsdp(workload: Workload) -> Run:
     for layer in getattr(model, "layers", []):
         fully_shard(layer)
     fully_shard(model)
-    return _bare_loop(workload, model)
+    return bare_loop(workload, model)
 
 
 def accelerate(workload: Workload) -> Run:
@@ -95,9 +106,9 @@ def accelerate(workload: Workload) -> Run:
     accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
     plain = DataLoader(workload.dataset(), batch_size=workload.batch_size, shuffle=True)
     model = workload.model()
-    optimizer = _optimizer(model)
+    optimizer = make_optimizer(model)
     model, optimizer, loader, scheduler = accelerator.prepare(
-        model, optimizer, plain, _scheduler(optimizer)
+        model, optimizer, plain, make_scheduler(optimizer)
     )
     batches = _endless(loader)
 
@@ -126,8 +137,8 @@ def fabric(workload: Workload) -> Run:
         lightning = Fabric(accelerator="cpu", devices=1)
     lightning.launch()
     model = workload.model()
-    model, optimizer = lightning.setup(model, _optimizer(model))
-    scheduler = _scheduler(optimizer.optimizer)
+    model, optimizer = lightning.setup(model, make_optimizer(model))
+    scheduler = make_scheduler(optimizer.optimizer)
     plain = DataLoader(workload.dataset(), batch_size=workload.batch_size, shuffle=True)
     batches = _endless(lightning.setup_dataloaders(plain))
 

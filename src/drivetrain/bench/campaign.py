@@ -45,6 +45,13 @@ def run_save(output: Path, num_rounds: int, num_ranks: int) -> str:
     return f"{table}\n{blocked}\n"
 
 
+def run_axes(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """fsdp, tensor parallelism and a pipeline, next to the same written on bare torch."""
+    output.mkdir(parents=True, exist_ok=True)
+    samples = _measure("axes_worker", output, num_rounds, num_ranks)
+    return _keep(output, samples, "bare", _machine(num_ranks, num_rounds))
+
+
 def run_sentinel(output: Path, num_rounds: int, num_ranks: int) -> str:
     """What one comparison of the copies costs, and what that is per step at the default."""
     output.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "overhead": campaign.run_overhead,
         "bitwise": campaign.run_bitwise,
         "save": campaign.run_save,
+        "axes": campaign.run_axes,
         "sentinel": campaign.run_sentinel,
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),

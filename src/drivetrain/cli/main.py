@@ -123,6 +123,14 @@ def bitwise(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> Non
 
 
 @bench.command()
+def axes(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> None:
+    """What a step costs under fsdp, tp and pp, next to the same on bare torch."""
+    from drivetrain.cli.bench import run
+
+    run("axes", output, rounds, ranks)
+
+
+@bench.command()
 def sentinel(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> None:
     """What comparing the copies of the model costs."""
     from drivetrain.cli.bench import run
