@@ -29,7 +29,7 @@ check: lint types house           ## everything that can be said without running
 	$(BIN)/pytest -m "not slow"
 
 slow:                             ## the tests that check leaves out: longer trainings on real ranks
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not long"
 
 test:                             ## all tests
 	$(BIN)/pytest

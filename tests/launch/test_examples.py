@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# without spares, and with torch imported once for both ranks
+LAUNCH = ("-m", "drivetrain", "train", "--nproc-per-node=2", "--spares=0", "--warm-start")
 
 
 def run(tmp_path: Path, *words: str) -> str:
@@ -25,13 +27,13 @@ def run(tmp_path: Path, *words: str) -> str:
     return result.stdout
 
 
-def last_loss(output: str) -> str:
-    (line,) = [line for line in output.splitlines() if line.startswith("step 20/20")]
+def last_loss(output: str, steps: int = 20) -> str:
+    (line,) = [line for line in output.splitlines() if line.startswith(f"step {steps}/{steps}")]
     return line.split("loss ")[1].split()[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits.py", "gpt.py"])
+@pytest.mark.parametrize("name", ["digits.py", pytest.param("gpt.py", marks=pytest.mark.long)])
 def test_the_quick_start_shows_the_same_loss_on_1_2_and_4_processes(
     tmp_path: Path, name: str
 ) -> None:
@@ -60,18 +62,25 @@ def test_the_front_door(tmp_path: Path) -> None:
     "config", sorted((EXAMPLES / "configs").glob("*.yaml")), ids=lambda p: p.stem
 )
 def test_the_gpt_under_every_config(tmp_path: Path, config: Path) -> None:
-    words = ["-m", "drivetrain", "train", str(EXAMPLES / "gpt.py"), "--nproc-per-node", "2"]
-    steps = ["max_steps=20", "evaluation.every_steps=20"]
+    words = [*LAUNCH, str(EXAMPLES / "gpt.py")]
+    steps = ["max_steps=10", "evaluation.every_steps=10"]
     output = run(tmp_path, *words, "--config", str(config), *steps)
-    assert 2.0 < float(last_loss(output)) < 4.0
+    assert 2.0 < float(last_loss(output, 10)) < 4.0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install drivetrain[deepspeed]")
-@pytest.mark.parametrize("settings", ["zero1", "zero2", "zero3", "zero3-offload"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "zero2",
+        "zero3-offload",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("zero1", "zero3")),
+    ],
+)
 def test_the_deepspeed_example(tmp_path: Path, settings: str) -> None:
     folder = EXAMPLES / "deepspeed"
-    words = ["-m", "drivetrain", "train", str(folder / "train.py"), "--nproc-per-node", "2"]
+    words = [*LAUNCH, str(folder / "train.py")]
     file = f"parallel.deepspeed.config={folder / settings}.json"
     output = run(tmp_path, *words, file, "max_steps=20", "num_train_epochs=null")
     assert last_loss(output)

@@ -16,12 +16,12 @@ from tests.ranks.training import largest_deviation
 STEPS = 10
 CORE = {
     2: {
-        "gpt": ["tp", "tp+sp", "tp+loss", "cp", "pp 1f1b", "pp interleaved", "pp zbv"],
+        "gpt": ["tp+sp", "tp+loss", "cp", "pp 1f1b", "pp interleaved", "pp zbv"],
         "resnet": ["pp gpipe"],
-        "hf_gpt2": ["cp", "pp 1f1b"],
-        "hf_llama": ["tp+sp", "pp zero bubble"],
+        "hf_gpt2": ["pp 1f1b"],
+        "hf_llama": ["tp", "pp zero bubble"],
     },
-    4: {"gpt": ["fsdp×tp", "fsdp×pp", "tp×pp", "fsdp×cp"], "hf_llama": ["fsdp×tp"]},
+    4: {"gpt": ["fsdp×tp", "fsdp×pp", "tp×pp"]},
 }
 
 

@@ -80,7 +80,12 @@ def test_same_layout_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((4, FSDP), (2, FSDP)), ((2, FSDP), (1, DDP)), ((2, DDP), (4, HSDP)), ((4, HSDP), (2, DDP))],
+    [
+        ((4, FSDP), (2, FSDP)),
+        pytest.param((2, FSDP), (1, DDP), marks=pytest.mark.long),
+        ((2, DDP), (4, HSDP)),
+        pytest.param((4, HSDP), (2, DDP), marks=pytest.mark.long),
+    ],
     ids=["fsdp4-fsdp2", "fsdp2-one", "ddp2-hsdp4", "hsdp4-ddp2"],
 )
 def test_another_layout_same_numbers(

@@ -118,7 +118,8 @@ class Runner:
             LAST_STEP: str(last_traced),
         }
         command = [sys.executable, "-m", "drivetrain", "train", f"--run-dir={folder / 'run'}"]
-        command += [f"--nproc-per-node={layout.num_ranks}", "--max-restarts=0", *self.words]
+        command += [f"--nproc-per-node={layout.num_ranks}", "--max-restarts=0", "--spares=0"]
+        command += self.words
         with open(folder / "output.txt", "w") as output:
             result = subprocess.run(
                 [*command, *self.settings, *layout.overrides],
