@@ -92,3 +92,35 @@ def test_stages_one_after_the_other_are_the_model(schedule: str) -> None:
     for index in range(len(stages)):
         hidden = stages[index].run(hidden, (ids,), {})
     torch.testing.assert_close(hidden, whole(ids), rtol=0, atol=0)
+
+
+class Widening(nn.Module):
+    """What comes after the blocks fits the last block's output only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4 + n, 5 + n) for n in range(4))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def test_a_rank_with_the_first_and_the_last_stage_runs_each_by_itself() -> None:
+    whole, x = Widening(), torch.randn(2, 3)
+    stages: dict[int, Stage] = {}
+    for rank in range(2):
+        part = Widening()
+        part.load_state_dict(whole.state_dict())
+        cut = cut_model(part, Pipeline(schedule="zbv"), rank, 2)
+        for chunk in cut.chunks:
+            stages[chunk.index] = Stage(part, chunk, cut.carry, cut.num_stages)
+    hidden = None
+    for index in range(4):
+        hidden = stages[index].run(hidden, (x,), {})
+    torch.testing.assert_close(hidden, whole(x), rtol=0, atol=0)

@@ -43,6 +43,7 @@ def cut_model(
     carry = Carry()
     chunks = [_chunk(model, anatomy, stages[index], index, num_stages) for index in own]
     _remove_others(model, anatomy, chunks, carry)
+    _note_others(model, anatomy, chunks)
     owners = [0] * num_stages
     for other in range(num_ranks):
         for stage in stages_of_rank(other, num_ranks, num_stages, is_v=is_v):
@@ -90,6 +91,16 @@ def _chunk(model: nn.Module, anatomy: Anatomy, blocks: range, index: int, num_st
     pieces = list(anatomy.front) if index == 0 else []
     pieces += list(anatomy.back) if index == num_stages - 1 else []
     return Chunk(index, containers, modules, [model.get_submodule(name) for name in pieces])
+
+
+def _note_others(model: nn.Module, anatomy: Anatomy, chunks: list[Chunk]) -> None:
+    """A rank with several stages may have parts that only one of them runs."""
+    for name in (*anatomy.front, *anatomy.back):
+        parent, _, key = name.rpartition(".")
+        holder, piece = model.get_submodule(parent), model.get_submodule(name)
+        for chunk in chunks:
+            if piece not in chunk.pieces and not isinstance(piece, Absent):
+                chunk.others.append((holder, key))
 
 
 def _remove_others(model: nn.Module, anatomy: Anatomy, chunks: list[Chunk], carry: Carry) -> None:

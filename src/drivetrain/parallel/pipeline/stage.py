@@ -71,17 +71,21 @@ class Chunk:
     blocks: list[nn.Module]
     pieces: list[nn.Module] = field(default_factory=list)
     """Parts before or after the blocks that this stage has."""
+    others: list[tuple[nn.Module, str]] = field(default_factory=list)
+    """Where parts are kept that this rank has for another of its stages: parent and name."""
 
 
 class Stage(nn.Module):
     """What torch's pipeline calls: the hidden state in, the hidden state or the loss out."""
 
     model: nn.Module
+    _absent: Absent
 
     def __init__(self, model: nn.Module, chunk: Chunk, carry: Carry, num_stages: int) -> None:
         super().__init__()
         self._chunk = chunk
         self._carry = carry
+        object.__setattr__(self, "_absent", Absent(carry))
         self._is_first, self._is_last = chunk.index == 0, chunk.index == num_stages - 1
         self._received: torch.Tensor | None = None
         self._calls = 0
@@ -129,13 +133,18 @@ class Stage(nn.Module):
 
     @contextmanager
     def _only_own(self) -> Iterator[None]:
-        """The model's lists hold this stage's blocks alone."""
+        """The model's lists hold this stage's blocks alone; other stages' parts stand aside."""
         whole = {container: vars(container)["_modules"] for container in self._chunk.containers}
+        aside = [(parent, name, getattr(parent, name)) for parent, name in self._chunk.others]
         try:
             for container, own in self._chunk.containers.items():
                 vars(container)["_modules"] = own
+            for parent, name, _ in aside:
+                setattr(parent, name, self._absent)
             yield
         finally:
+            for parent, name, module in aside:
+                setattr(parent, name, module)
             for container, modules in whole.items():
                 vars(container)["_modules"] = modules
 
