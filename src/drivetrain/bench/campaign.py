@@ -29,9 +29,7 @@ def run_overhead(output: Path, num_rounds: int, num_ranks: int) -> str:
 
 def run_bitwise(output: Path, num_rounds: int, num_ranks: int) -> str:
     """What `reproducibility: bitwise` costs."""
-    output.mkdir(parents=True, exist_ok=True)
-    samples = _measure("bitwise_worker", output, num_rounds, num_ranks)
-    return _keep(output, samples, "standard", _machine(num_ranks, num_rounds))
+    return _on_ranks("bitwise_worker", "standard", output, num_rounds, num_ranks)
 
 
 def run_save(output: Path, num_rounds: int, num_ranks: int) -> str:
@@ -47,19 +45,22 @@ def run_save(output: Path, num_rounds: int, num_ranks: int) -> str:
 
 def run_axes(output: Path, num_rounds: int, num_ranks: int) -> str:
     """fsdp, tensor parallelism and a pipeline, next to the same written on bare torch."""
-    output.mkdir(parents=True, exist_ok=True)
-    samples = _measure("axes_worker", output, num_rounds, num_ranks)
-    return _keep(output, samples, "bare", _machine(num_ranks, num_rounds))
+    return _on_ranks("axes_worker", "bare", output, num_rounds, num_ranks)
 
 
 def run_sentinel(output: Path, num_rounds: int, num_ranks: int) -> str:
     """What one comparison of the copies costs, and what that is per step at the default."""
-    output.mkdir(parents=True, exist_ok=True)
-    samples = _measure("sentinel_worker", output, num_rounds, num_ranks)
-    table = _keep(output, samples, "off", _machine(num_ranks, num_rounds))
+    table = _on_ranks("sentinel_worker", "off", output, num_rounds, num_ranks)
     share = _share(json.loads((output / "checks.json").read_text()))
     (output / "table.md").write_text(f"{table}\n{share}\n")
     return f"{table}\n{share}\n"
+
+
+def _on_ranks(worker: str, baseline: str, output: Path, num_rounds: int, num_ranks: int) -> str:
+    """One worker's samples at one number of ranks, and their table."""
+    output.mkdir(parents=True, exist_ok=True)
+    samples = _measure(worker, output, num_rounds, num_ranks)
+    return _keep(output, samples, baseline, _machine(num_ranks, num_rounds))
 
 
 def _share(seconds_per_check: list[float]) -> str:

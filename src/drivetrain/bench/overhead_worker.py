@@ -14,11 +14,13 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from drivetrain.bench import arms
 from drivetrain.bench.arms import Run
+from drivetrain.bench.interleaved import WARM_UP_ROUNDS
 from drivetrain.bench.workloads import (
     LEARNING_RATE,
     MAX_GRAD_NORM,
@@ -31,7 +33,6 @@ from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 
 OURS = "drivetrain"
-WARM_UP_ROUNDS = 2
 
 
 class Rounds(Hook):
@@ -84,23 +85,34 @@ def measure(
     if engine != "fsdp":
         others["accelerate"] = arms.accelerate(workload)
         others["fabric"] = arms.fabric(workload)
+    return led_by_trainer(
+        workload,
+        others,
+        num_rounds,
+        global_batch_size=workload.batch_size * int(os.environ["WORLD_SIZE"]),
+        output_dir=directory,
+        parallel={"strategy": "fsdp" if engine == "fsdp" else "ddp"},
+    )
+
+
+def led_by_trainer(
+    workload: Workload, others: dict[str, Run], num_rounds: int, **settings: Any
+) -> dict[str, list[float]]:
+    """Blocks of `Trainer.fit` with `settings`, and of every other arm between them."""
     rounds = Rounds(workload, others)
-    task = Task(model=workload.model, loss=workload.loss)
     config = {
-        "global_batch_size": workload.batch_size * int(os.environ["WORLD_SIZE"]),
         "max_steps": workload.steps_per_block * (num_rounds + WARM_UP_ROUNDS),
-        "output_dir": directory,
         "optimization": {
             "learning_rate": LEARNING_RATE,
             "max_grad_norm": MAX_GRAD_NORM,
             "lr_scheduler_type": "cosine",
         },
-        "parallel": {"strategy": "fsdp" if engine == "fsdp" else "ddp"},
         "checkpoint": {"every_steps": None},  # the other arms save nothing either
         # at least once in every block, so that no block goes without the cost of logging
         "record": {"logging_steps": min(10, workload.steps_per_block)},
+        **settings,
     }
-    Trainer(task, config, [rounds]).fit(workload.dataset())
+    Trainer(Task(workload.model, workload.loss), config, [rounds]).fit(workload.dataset())
     return {name: values[WARM_UP_ROUNDS:] for name, values in rounds.seconds_per_step.items()}
 
 

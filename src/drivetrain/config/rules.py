@@ -94,13 +94,19 @@ def _axes(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _dividing_axes(config: RunConfig) -> dict[str, int]:
+    """Those that divide the model itself, with their sizes, where more than one rank is along."""
+    sizes = {"tp": config.parallel.tp, "pp": config.parallel.pp, "cp": config.parallel.cp}
+    return {axis: size for axis, size in sizes.items() if size > 1}
+
+
 def _divided(config: RunConfig) -> Iterator[Problem]:
     """What goes with tp, pp and cp."""
     parallel = config.parallel
-    axes = [axis for axis in ("tp", "pp", "cp") if getattr(parallel, axis) > 1]
+    axes = _dividing_axes(config)
     if not axes:
         return
-    axis, size = axes[0], getattr(parallel, axes[0])
+    axis, size = next(iter(axes.items()))
     if parallel.strategy not in ("ddp", "fsdp"):
         yield Problem(
             f"parallel.{axis}",
@@ -175,14 +181,13 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
             "use ddp, or reproducibility=standard",
             "bitwise",
         )
-    for axis in ("tp", "pp", "cp"):
-        if getattr(config.parallel, axis) > 1:
-            yield Problem(
-                f"parallel.{axis}",
-                "sums that are split over ranks are not the same bits",
-                "use 1, or reproducibility=standard",
-                getattr(config.parallel, axis),
-            )
+    for axis, size in _dividing_axes(config).items():
+        yield Problem(
+            f"parallel.{axis}",
+            "sums that are split over ranks are not the same bits",
+            "use 1, or reproducibility=standard",
+            size,
+        )
     if config.data.iterable_sharding == "own_shard":
         yield Problem(
             "data.iterable_sharding",

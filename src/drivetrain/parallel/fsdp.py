@@ -25,7 +25,8 @@ from drivetrain.config.schema import FSDP
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.norm import local_parts, total_norm
+from drivetrain.parallel.norm import total_norm
+from drivetrain.parallel.parts import local_parts
 from drivetrain.parallel.strategy import Cost, OwnStep, Profile, Spread, memory_problems
 from drivetrain.parallel.whole import NOTHING, Whole
 from drivetrain.parallel.world import World

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import LocalSGD
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
+from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems, ring_bytes
 from drivetrain.parallel.whole import Whole
 from drivetrain.parallel.world import World
 
@@ -69,7 +68,7 @@ class LocalSGDStrategy:
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
         """As ddp, with the anchor and its momentum; sent once in `inner_steps` steps."""
         ranks, config = layout.dp, self._config
-        ring = 2 * profile.gradient_bytes * (ranks - 1) // ranks
+        ring = ring_bytes(profile.gradient_bytes, ranks)
         halves = 2 if config.outer_dtype == "bf16" else 1
         kept = 2 if config.outer == "diloco" else 1
         return Cost(
@@ -82,9 +81,7 @@ class LocalSGDStrategy:
     def apply(self, model: nn.Module, world: World) -> Spread:
         """All ranks start from rank 0's weights."""
         model.to(world.device)
-        if world.mesh is not None:
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.data, src=0)
+        world.share_weights(model)
         return Local(model, self._config, world)
 
 

@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from drivetrain.parallel.parts import local_parts, whole
+
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The 2-norm over all shards of all gradients, as a plain tensor. A collective call."""
@@ -18,14 +20,9 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         else:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
             by_mesh.setdefault(mesh, []).append(gradient)
-    norms = [_whole(torch.nn.utils.get_total_norm(group)) for group in by_mesh.values()]
+    norms = [whole(torch.nn.utils.get_total_norm(group)) for group in by_mesh.values()]
     norms += [_over_axes(group, mesh) for mesh, group in cut_twice.items()]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-
-
-def local_parts(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The plain tensors this rank holds."""
-    return [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
 
 
 def _num_cuts(tensor: DTensor) -> int:
@@ -37,12 +34,8 @@ def _over_axes(gradients: list[DTensor], mesh: DeviceMesh) -> torch.Tensor:
 
     torch's own way goes over the axes twice for each gradient, and says so in a warning.
     """
-    squares = torch.nn.utils.get_total_norm([g.to_local() for g in gradients]) ** 2
+    squares = torch.nn.utils.get_total_norm(local_parts([*gradients])) ** 2
     for axis in range(mesh.ndim):
         if not isinstance(gradients[0].placements[axis], Replicate):
             dist.all_reduce(squares, group=mesh.get_group(axis))
     return squares.sqrt()
-
-
-def _whole(norm: torch.Tensor) -> torch.Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

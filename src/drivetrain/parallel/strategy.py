@@ -152,6 +152,11 @@ class Strategy(Protocol):
         ...
 
 
+def ring_bytes(num_bytes: int, num_ranks: int) -> int:
+    """What a rank sends when so many bytes are summed in a ring: each part twice, its own once."""
+    return 2 * num_bytes * (num_ranks - 1) // num_ranks
+
+
 def memory_problems(cost: Cost, cluster: Cluster, remedy: str) -> list[Problem]:
     """A problem when what must stay in memory does not fit, before anything is placed there."""
     memory = cluster.device_memory_bytes

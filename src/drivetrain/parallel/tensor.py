@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -23,10 +23,12 @@ from torch.distributed.tensor.parallel import (
 
 from drivetrain.config.schema import Tensor
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.parallel.blocks import repeated_blocks
+from drivetrain.parallel.blocks import repeated_blocks, with_hidden
+from drivetrain.parallel.parts import whole
 from drivetrain.parallel.tensor_plan import Cut, plan_for
 
 _SEQUENCE = 1  # batch, sequence, features
+_WHOLE, _IN_PARTS = Replicate(), Shard(_SEQUENCE)
 
 
 def share_layers(model: nn.Module, config: Tensor, mesh: DeviceMesh) -> None:
@@ -44,9 +46,9 @@ def share_layers(model: nn.Module, config: Tensor, mesh: DeviceMesh) -> None:
 def _style(cut: Cut, config: Tensor, *, is_last: bool) -> ParallelStyle:
     parts = config.sequence_parallel
     if cut.style == "embedding":
-        return RowwiseParallel(input_layouts=Replicate())
+        return RowwiseParallel(input_layouts=_WHOLE)
     if cut.style == "rowwise":
-        return RowwiseParallel(output_layouts=Shard(_SEQUENCE) if parts else Replicate())
+        return RowwiseParallel(output_layouts=_IN_PARTS if parts else _WHOLE)
     if is_last:
         return _LastLayer(in_parts=parts, stays_cut=config.loss_parallel)
     return ColwiseParallel()
@@ -57,8 +59,8 @@ class _LastLayer(ColwiseParallel):
 
     def __init__(self, *, in_parts: bool, stays_cut: bool) -> None:
         super().__init__(
-            input_layouts=Shard(_SEQUENCE) if in_parts else Replicate(),
-            output_layouts=Shard(-1) if stays_cut else Replicate(),
+            input_layouts=_IN_PARTS if in_parts else _WHOLE,
+            output_layouts=Shard(-1) if stays_cut else _WHOLE,
             use_local_output=not stays_cut,
         )
         self._stays_cut = stays_cut
@@ -72,7 +74,7 @@ class _LastLayer(ColwiseParallel):
 
 def _whole_in_evaluation(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
     """Metrics are the user's own code, and see a plain tensor."""
-    return output.full_tensor() if isinstance(output, DTensor) and not module.training else output
+    return output if module.training else whole(output)
 
 
 def _between(model: nn.Module, cuts: list[Cut], mesh: DeviceMesh) -> dict[str, ParallelStyle]:
@@ -84,7 +86,7 @@ def _between(model: nn.Module, cuts: list[Cut], mesh: DeviceMesh) -> dict[str, P
         key = "parallel.tensor.sequence_parallel"
         raise ConfigError([Problem(key, rule, "set it to false", value=True)])
     prefixes = [f"{names[block]}." for block in blocks]
-    blocks[0].register_forward_pre_hook(_InParts(mesh), with_kwargs=True)
+    blocks[0].register_forward_pre_hook(_Laid(mesh, _WHOLE, _IN_PARTS), with_kwargs=True)
     gathered: set[str] = set()
     for cut in cuts:
         prefix = next((p for p in prefixes if cut.name.startswith(p)), None)
@@ -94,7 +96,8 @@ def _between(model: nn.Module, cuts: list[Cut], mesh: DeviceMesh) -> dict[str, P
             child = cut.name.removeprefix(prefix).split(".")[0]
             gathered.add(prefix + child)
     for name in sorted(gathered):
-        model.get_submodule(name).register_forward_pre_hook(_Gathered(mesh), with_kwargs=True)
+        whole_first = _Laid(mesh, _IN_PARTS, _WHOLE)
+        model.get_submodule(name).register_forward_pre_hook(whole_first, with_kwargs=True)
     return {
         name: SequenceParallel(sequence_dim=_SEQUENCE, use_local_output=True)
         for name, module in model.named_modules()
@@ -112,42 +115,22 @@ def _follows(name: str, model: nn.Module, blocks: list[nn.Module]) -> bool:
     return order.index(model.get_submodule(name)) > order.index(blocks[-1])
 
 
-class _InParts:
-    """Hands a block its part of the sequence."""
+class _Laid:
+    """Hands a module its hidden state laid out in another way over the ranks."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, before: Placement, after: Placement) -> None:
         self._mesh = mesh
+        self._before, self._after = before, after
 
     def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return _with_first(args, kwargs, self._part)
+        return with_hidden(args, kwargs, self._lay)
 
-    def _part(self, whole: torch.Tensor) -> torch.Tensor:
-        length, ranks = whole.shape[_SEQUENCE], self._mesh.size()
-        if length % ranks:
+    def _lay(self, hidden: torch.Tensor) -> torch.Tensor:
+        length, ranks = hidden.shape[_SEQUENCE], self._mesh.size()
+        if self._after == _IN_PARTS and length % ranks:
             rule = f"a sequence of {length} cannot be shared evenly by tp = {ranks}"
             remedy = f"pad sequences to a multiple of {ranks}, or set it to false"
             key = "parallel.tensor.sequence_parallel"
             raise ConfigError([Problem(key, rule, remedy, value=True)])
-        shared = DTensor.from_local(whole, self._mesh, [Replicate()], run_check=False)
-        return shared.redistribute(placements=[Shard(_SEQUENCE)]).to_local()
-
-
-class _Gathered:
-    """Hands a module the whole sequence."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return _with_first(args, kwargs, self._whole)
-
-    def _whole(self, part: torch.Tensor) -> torch.Tensor:
-        shared = DTensor.from_local(part, self._mesh, [Shard(_SEQUENCE)], run_check=False)
-        return shared.redistribute(placements=[Replicate()]).to_local()
-
-
-def _with_first(args: Any, kwargs: Any, change: Any) -> tuple[Any, Any]:
-    """The hidden state is a block's first argument, or goes by Hugging Face's name for it."""
-    if args:
-        return (change(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+        shared = DTensor.from_local(hidden, self._mesh, [self._before], run_check=False)
+        return shared.redistribute(placements=[self._after]).to_local()

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from drivetrain.parallel.norm import local_parts, total_norm
+from drivetrain.parallel.norm import total_norm
+from drivetrain.parallel.parts import local_parts, whole
 from drivetrain.parallel.strategy import OwnStep
 
 NOTHING: AbstractContextManager[None] = nullcontext()
@@ -46,7 +46,4 @@ class Whole:
 
     def full_state(self) -> dict[str, Any]:
         """The module's own, with layers that ranks share put together."""
-        return {
-            name: value.full_tensor() if isinstance(value, DTensor) else value
-            for name, value in self.inner.state_dict().items()
-        }
+        return {name: whole(value) for name, value in self.inner.state_dict().items()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.identity import Identity
@@ -19,8 +20,6 @@ from drivetrain.parallel.layout import FREE, Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-_DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,16 @@ class World:
         where = self.layout.coordinates(self.rank)
         return where.tp == 0 and where.cp == 0
 
+    @property
+    def _data_axes(self) -> list[str]:
+        """Those in use that gradients are averaged over."""
+        axes = ("dp_replicate", "dp_shard", "cp")
+        return [axis for axis in axes if getattr(self.layout, axis) > 1]
+
     @cached_property
     def data_mesh(self) -> DeviceMesh | None:
         """The axes that gradients are averaged over; None when there is but one rank along them."""
-        names = [axis for axis in _DATA_AXES if getattr(self.layout, axis) > 1]
+        names = self._data_axes
         if self.mesh is None or not names:
             return None
         if {"dp_shard", "cp"} <= set(names):  # shards go over both
@@ -68,8 +73,7 @@ class World:
     @cached_property
     def copies(self) -> dist.ProcessGroup | None:
         """The ranks that have the same part of the model; None when that is every rank."""
-        axes = [axis for axis in _DATA_AXES if getattr(self.layout, axis) > 1]
-        groups = self.layout.groups(*axes)
+        groups = self.layout.groups(*self._data_axes)
         if len(groups) == 1:
             return None
         own: dist.ProcessGroup
@@ -97,6 +101,12 @@ class World:
             torch.tensor(values, dtype=torch.float64, device=self.device)
         ).tolist()
         return totals
+
+    def share_weights(self, model: nn.Module) -> None:
+        """Rank 0's weights and buffers, on every rank."""
+        if self.mesh is not None:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.data, src=0)
 
     def agree(self, text: str) -> str:
         """Rank 0's word, on every rank."""

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from drivetrain.cluster.detect import detect
@@ -206,9 +205,8 @@ def _make_model(
     seed_data(seed)
     seed_model(seed, world.device)
     model = task.model()  # where the user made it; the strategy moves it, or its shards
-    if isinstance(task.model, Prebuilt) and world.mesh is not None:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.data, src=0)
+    if isinstance(task.model, Prebuilt):
+        world.share_weights(model)
     profile = Profile.of(model, accumulation)
     problems = strategy.problems(profile, world.layout, world.cluster)
     if problems:

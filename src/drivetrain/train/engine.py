@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
+from drivetrain.parallel.parts import whole
 from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.world import World
 from drivetrain.train.meter import Meter
@@ -153,9 +153,5 @@ class Engine:
 def _plain(loss: Loss) -> Loss:
     """A cross-entropy over parts is a DTensor; what is logged is not."""
     if isinstance(loss, Total):
-        return Total(_plain_tensor(loss.sum), loss.count)
-    return _plain_tensor(loss)
-
-
-def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor().detach() if isinstance(value, DTensor) else value
+        return Total(whole(loss.sum), loss.count)
+    return whole(loss)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
+from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.world import World
 from drivetrain.train.history import EvaluationResult
@@ -86,7 +87,7 @@ def evaluate(
             dist.broadcast(buffer, group_src=0, group=world.copies)
     part = _Part()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), agreed_weights(spread):
             for batch, num_samples in feed.batches(in_lockstep=spread.forwards_in_lockstep):
                 values = task.evaluate(spread.evaluated, to_device(batch, world.device))
                 if num_samples and spread.counts:

@@ -26,7 +26,6 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
-from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import (
     Assembly,
@@ -176,7 +175,7 @@ class KeptLoop:
         feed = make_evaluation_feed(val, self.assembly)
         task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
         self._saver.page.note(Phase.EVALUATING)
-        with agreed_weights(self._engine.spread), self._engine.autocast:
+        with self._engine.autocast:
             result = evaluate(task, self._engine.spread, feed, self._engine.world, self._at.step)
         self.history.evaluations.append(result)
         self._saver.score(result)

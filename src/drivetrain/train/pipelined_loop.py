@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -33,17 +34,17 @@ class PipelinedLoop(Loop):
         spread = self.engine.spread
         if not isinstance(spread, Pipelined):
             raise TypeError("only a model in stages can be pipelined")
-        shapes = iter(spread.same_for_all([_shape(batch) for _, batch in wanted]))
-        for shape, group in groupby(wanted, key=lambda _: next(shapes)):
-            self._pass(spread, shape, list(group))
+        shapes = spread.same_for_all([_shape(batch) for _, batch in wanted])
+        for shape, group in groupby(zip(shapes, wanted, strict=True), key=itemgetter(0)):
+            self._pass(spread, shape, [turn for _, turn in group])
         return waited
 
     def _pass(self, spread: Pipelined, shape: object, group: list[tuple[MicroBatch, Any]]) -> None:
         engine, loss = self.engine, self.task.loss
 
-        def compute(model: Callable[..., Any], index: int) -> torch.Tensor:
+        def compute(model: Callable[..., Any], index: int, stage: int) -> torch.Tensor:
             micro, batch = group[index]
-            is_last, stage = index == len(group) - 1, spread.stage_of(model)
+            is_last = index == len(group) - 1
             with engine.micro_batch(micro, is_last=is_last, stage=stage), engine.autocast:
                 result = loss(model, batch)  # type: ignore[arg-type]  # called like a module
             weighted = engine.weighted(result, micro)

@@ -14,7 +14,6 @@ from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
-from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
@@ -24,7 +23,6 @@ from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
 from drivetrain.train.loop import Loop
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
-from drivetrain.train.pipelined_loop import PipelinedLoop
 from drivetrain.train.reporter import Reporter
 from drivetrain.train.saver import Saver
 from drivetrain.train.task import Task
@@ -99,8 +97,7 @@ class Trainer:
     ) -> None:
         config, notify = assembly.config, HookCaller(self, self.hooks)
         reporter = Reporter(assembly, recorder, self.history)
-        kind = PipelinedLoop if config.parallel.pp > 1 else Loop
-        loop = kind(
+        loop = _kind_of_loop(config)(
             task=self.task,
             engine=assembly.engine,
             feed=assembly.feed,
@@ -148,8 +145,7 @@ class Trainer:
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
             saver.page.note(Phase.EVALUATING)
-            agreed = agreed_weights(engine.spread)
-            with recorder.measure("evaluation", step), agreed, engine.autocast:
+            with recorder.measure("evaluation", step), engine.autocast:
                 result = evaluate(self.task, engine.spread, feed, assembly.world, step)
             self.history.evaluations.append(result)
             saver.score(result)
@@ -157,6 +153,14 @@ class Trainer:
             notify("on_validation_end", result)
 
         return evaluate_now
+
+
+def _kind_of_loop(config: RunConfig) -> type[Loop]:
+    if config.parallel.pp == 1:
+        return Loop
+    from drivetrain.train.pipelined_loop import PipelinedLoop  # torch's pipelines, and only then
+
+    return PipelinedLoop
 
 
 def _stateful_hooks(hooks: Sequence[Hook]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from drivetrain.config.schema import Communication
 from drivetrain.parallel.communication.compressor import Compressor
 from drivetrain.parallel.communication.half import BFloat16, Float16, Plain
 from drivetrain.parallel.communication.topk import TopK
+from drivetrain.parallel.strategy import ring_bytes
 
 
 def compressor_for(name: str, config: Communication, group: dist.ProcessGroup) -> Compressor:
@@ -23,7 +24,7 @@ def compressor_for(name: str, config: Communication, group: dist.ProcessGroup) -
 
 def sent_bytes(config: Communication, gradient_bytes: int, num_ranks: int) -> int:
     """Per rank and step. PowerSGD's depends on the shapes; it and auto send this much at most."""
-    ring = 2 * gradient_bytes * (num_ranks - 1) // num_ranks
+    ring = ring_bytes(gradient_bytes, num_ranks)
     if config.compression in ("fp16", "bf16"):
         return ring // 2
     if config.compression == "topk":  # a value and its place, to every other rank

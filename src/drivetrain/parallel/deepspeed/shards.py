@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.extras import require
 from drivetrain.parallel.deepspeed.flat_groups import FlatGroups
+from drivetrain.parallel.parts import whole
 from drivetrain.parallel.world import World
 
 Tensors = dict[str, torch.Tensor]
@@ -71,16 +72,16 @@ class Shards:
     def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
         """Weights first: DeepSpeed takes its own copy of them from the model's."""
         for name, tensor in self._named_tensors():
-            whole = _whole(model[name])
+            full = whole(model[name])
             with torch.no_grad(), self._gathered([tensor], will_change=True):
-                tensor.copy_(whole)
+                tensor.copy_(full)
         self.zero.refresh_fp32_params()
         flat = FlatGroups.of(self.zero, self.stage)
         common: dict[int, dict[str, float]] = {}
         for name, parameter in self._trained():
             for key in flat.keys_per_element():
                 if (value := optimizer.get(f"{name}.{key}")) is not None:
-                    flat.set(parameter, key, _whole(value))
+                    flat.set(parameter, key, whole(value))
             for key in flat.common(parameter):
                 if (value := optimizer.get(f"{name}.{key}")) is not None:
                     seen = common.setdefault(flat.group_of(parameter), {})
@@ -127,10 +128,6 @@ class Shards:
             shape=cut.shape,
             stride=cut.stride(),
         )
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _differ(name: str, key: str) -> ConfigError:

@@ -18,7 +18,7 @@ from drivetrain.config.schema import Horovod
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.horovod.meeting import load_horovod, start_horovod
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems
+from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems, ring_bytes
 from drivetrain.parallel.whole import NOTHING, Whole
 from drivetrain.parallel.world import World
 
@@ -39,8 +39,7 @@ class HorovodStrategy:
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
         """As ddp's; half of it sent with fp16 compression."""
-        ranks = layout.dp
-        sent = 2 * profile.gradient_bytes * (ranks - 1) // ranks
+        sent = ring_bytes(profile.gradient_bytes, layout.dp)
         return Cost(
             profile.parameter_bytes,
             profile.gradient_bytes,

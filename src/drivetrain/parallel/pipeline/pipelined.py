@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -24,14 +23,6 @@ from drivetrain.parallel.whole import NOTHING
 
 Probe = Callable[[Callable[..., Any]], Any]
 """`probe(model)` calls the model as the loss does, on a micro-batch like those to come."""
-
-
-@dataclass
-class _Line:
-    """A schedule for a number of micro-batches of one shape."""
-
-    schedule: Any
-    stages: list[Stage]
 
 
 class Pipelined:
@@ -62,18 +53,19 @@ class Pipelined:
             Stage(under.module, chunk, cut.carry, cut.num_stages) for chunk in cut.chunks
         ]
         self.evaluated: Any = Chain(self.inner, self._stages, cut, group)
-        self._lines: dict[tuple[int, object], _Line] = {}
+        self._schedules: dict[tuple[int, object], Any] = {}
+        """By the number of micro-batches and their shape."""
 
     def run(self, num_micro_batches: int, shape: object, compute: Compute, probe: Probe) -> None:
         """Forward and backward of micro-batches of one shape. A collective call."""
-        line = self._lines.get((num_micro_batches, shape))
-        if line is None:
-            line = self._lines[num_micro_batches, shape] = self._line(num_micro_batches, probe)
+        kind = (num_micro_batches, shape)
+        if kind not in self._schedules:
+            self._schedules[kind] = self._schedule(num_micro_batches, probe)
         for stage in self._stages:
             stage.compute, stage.last_index = compute, num_micro_batches - 1
         index = torch.arange(num_micro_batches)
         first = (index,) if self._cut.chunks[0].index == 0 else ()
-        line.schedule.step(*first, target=index, index=index, return_outputs=False)
+        self._schedules[kind].step(*first, target=index, index=index, return_outputs=False)
 
     def same_for_all(self, shapes: list[Any]) -> list[tuple[int, ...]]:
         """Each micro-batch's shape on every copy: passes must begin and end together on all.
@@ -91,11 +83,7 @@ class Pipelined:
         """The parts of the model that this rank has."""
         return {module for stage in self._stages for module in stage.parts.modules()}
 
-    def stage_of(self, model: Any) -> int:
-        """Which stage is calling; the model it hands to the loss says so."""
-        return int(getattr(model, "stage", 0))
-
-    def _line(self, count: int, probe: Probe) -> _Line:
+    def _schedule(self, count: int, probe: Probe) -> Any:
         shapes = self.evaluated.shapes(probe)
         ranks = dist.get_world_size(self._group)
         name: str = self._config.schedule
@@ -121,7 +109,7 @@ class Pipelined:
                 group=self._group,
             )
             stages.append(made)
-        return _Line(schedules.SCHEDULES[name].make(stages, count), self._stages)
+        return schedules.SCHEDULES[name].make(stages, count)
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """Micro-batches are not taken one by one: see `run`."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.pipelining import schedules as torch_schedules
-
 from drivetrain.config.schema import Pipeline
 from drivetrain.core.errors import Problem
 
@@ -25,7 +23,9 @@ class Schedule:
 
     def make(self, stages: list[Any], num_micro_batches: int) -> Any:
         """torch's, for these stages. Losses come weighted, so nothing is divided."""
-        kind = getattr(torch_schedules, self.torch_name)
+        from torch.distributed.pipelining import schedules  # more than half a second
+
+        kind = getattr(schedules, self.torch_name)
         stage = stages[0] if self.is_single else stages
         return kind(stage, num_micro_batches, loss_fn=_is_the_loss, scale_grads=False)
 

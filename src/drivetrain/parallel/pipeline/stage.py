@@ -17,8 +17,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-Compute = Callable[[Callable[..., Any], int], torch.Tensor]
-"""`compute(model, index)`: the weighted loss of a micro-batch, by calling the model once."""
+from drivetrain.parallel.blocks import with_hidden
+
+Compute = Callable[[Callable[..., Any], int, int], torch.Tensor]
+"""`compute(model, index, stage)`: a micro-batch's weighted loss, by calling the model once."""
 
 
 @dataclass
@@ -44,7 +46,6 @@ class _AsModel:
     """What the user's loss is given: called like the model, and otherwise the model."""
 
     def __init__(self, stage: Stage, hidden: torch.Tensor) -> None:
-        self.stage = stage.index
         self._call = partial(stage.call, hidden)
         self._model = stage.model
 
@@ -105,7 +106,7 @@ class Stage(nn.Module):
         number = int(index)
         self._calls = 0
         try:
-            result = self.compute(_AsModel(self, hidden), number)
+            result = self.compute(_AsModel(self, hidden), number, self.index)
         except _Left as left:
             result = left.hidden
         if self._sharded or self._root is not None:
@@ -151,9 +152,7 @@ class Stage(nn.Module):
     def _inject(self, block: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # noqa: ARG002
         if self._received is None:
             return args, kwargs
-        if args:
-            return (self._received, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": self._received}
+        return with_hidden(args, kwargs, lambda _: self._received)
 
     def _follow(self, block: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         self._carry.hidden = output[0] if isinstance(output, tuple) else output
@@ -167,5 +166,5 @@ class Stage(nn.Module):
             self._root.set_requires_gradient_sync(is_last, recurse=False)
 
 
-def _nothing_to_compute(model: Callable[..., Any], index: int) -> torch.Tensor:
-    raise AssertionError(f"a stage was run outside of a step ({model}, {index})")
+def _nothing_to_compute(model: Callable[..., Any], index: int, stage: int) -> torch.Tensor:
+    raise AssertionError(f"stage {stage} was run outside of a step ({model}, {index})")

@@ -6,7 +6,6 @@ the final weights must be equal to the last bit; at another, the losses within a
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 from drivetrain.testing.faults.audit import checkpoint_problems, weights_fingerprint
 from drivetrain.testing.faults.drill import Setting, run_once
 from drivetrain.testing.faults.script import Faults
+from drivetrain.testing.scalars import step_scalars
 
 TOLERANCE = 1e-4
 """Of each loss, relatively, at another layout: there sums are added in another order."""
@@ -96,10 +96,4 @@ def _deviation(whole: Path, killed: Path, half: int) -> float:
 
 
 def _losses(run: Path) -> dict[int, float]:
-    """By step; where a step was done again, the later one counts."""
-    losses = {}
-    for line in (run / "events" / "00000.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if event["kind"] == "scalars" and "train/loss" in event["values"]:
-            losses[int(event["step"])] = float(event["values"]["train/loss"])
-    return losses
+    return {step: float(values["train/loss"]) for step, values in step_scalars(run).items()}

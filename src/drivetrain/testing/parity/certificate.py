@@ -7,7 +7,6 @@ reference and the layout are run once more with a longer trace, which says where
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from drivetrain.testing.parity.compare import (
 from drivetrain.testing.parity.layouts import ONE_PROCESS, AskedLayout
 from drivetrain.testing.parity.tolerance import TOLERANCES, Tolerance
 from drivetrain.testing.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
+from drivetrain.testing.scalars import step_scalars
 
 _TRACE = "drivetrain.testing.parity.trace:Trace"
 _NO_DROPOUT = "drivetrain.testing.parity.without_dropout:WithoutDropout"
@@ -213,16 +213,11 @@ def _certify_layout(
 
 
 def read_numbers(run: Path) -> Numbers:
-    """Each step's loss and gradient norm, from rank 0's event file."""
-    numbers: dict[int, StepNumbers] = {}
-    for line in (run / "events" / "00000.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if event["kind"] == "scalars" and "train/loss" in event["values"]:
-            values = event["values"]
-            numbers[int(event["step"])] = StepNumbers(
-                float(values["train/loss"]), values.get("train/grad_norm")
-            )
-    return numbers
+    """Each step's loss and gradient norm."""
+    return {
+        step: StepNumbers(float(values["train/loss"]), values.get("train/grad_norm"))
+        for step, values in step_scalars(run).items()
+    }
 
 
 def _shared_micro_batch(global_batch_size: int, num_ranks: int) -> int:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from drivetrain.data.batches import MicroBatch
+from drivetrain.parallel.parts import whole
 from drivetrain.parallel.pipeline.pipelined import Pipelined
 from drivetrain.testing.parity.fingerprint import Fingerprint, fingerprint, of_number
 from drivetrain.train.engine import Engine
@@ -268,22 +269,20 @@ def own_name(name: str) -> str:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor in full, which all of its ranks must ask for."""
-    full = getattr(tensor, "full_tensor", None)
-    whole: torch.Tensor = tensor if full is None else full()
-    return whole.detach()
+    return whole(tensor).detach()
 
 
 def _faint_elements(
     parameters: dict[str, nn.Parameter], gradients: dict[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Each parameter's weights, and which elements move by rounding; a zero is exactly that."""
-    whole = {name: _whole(gradient).abs() for name, gradient in gradients.items()}
-    num_elements = max(1, sum(gradient.numel() for gradient in whole.values()))
-    squares = sum(float(gradient.double().square().sum()) for gradient in whole.values())
+    sizes = {name: _whole(gradient).abs() for name, gradient in gradients.items()}
+    num_elements = max(1, sum(gradient.numel() for gradient in sizes.values()))
+    squares = sum(float(gradient.double().square().sum()) for gradient in sizes.values())
     usual = math.sqrt(squares / num_elements)
     return {
         name: (_whole(parameters[name]).clone(), (size > 0) & (size < _FAINT * usual))
-        for name, size in whole.items()
+        for name, size in sizes.items()
     }
 
 

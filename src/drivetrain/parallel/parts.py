@@ -1,0 +1,16 @@
+"""Tensors that ranks hold parts of (DTensors), whole and in parts."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole as a plain tensor: gathered where ranks hold parts, which is a collective call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The plain tensors this rank holds."""
+    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
