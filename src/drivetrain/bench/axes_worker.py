@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain.bench import arms, axes_arms
 from drivetrain.bench.interleaved import run_rank
 from drivetrain.bench.overhead_worker import led_by_trainer
-from drivetrain.bench.workloads import transformer
+from drivetrain.bench.workloads import Workload, small_transformer, transformer
 
 _TWO = 2
 _PLAN = ["layers.*.linear1=colwise", "layers.*.linear2=rowwise"]
@@ -25,11 +25,17 @@ def measure(num_rounds: int) -> dict[str, dict[str, list[float]]]:
     """Seconds per step of every arm, axis by axis and round by round."""
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as directory:
-        return {axis: _measure(axis, num_rounds, directory) for axis in BARE}
+        return {
+            f"{axis}, {workload.name}": _measure(axis, workload, num_rounds, directory)
+            for axis in BARE
+            for workload in (small_transformer(), transformer())
+        }
 
 
-def _measure(axis: str, num_rounds: int, directory: str) -> dict[str, list[float]]:
-    workload, bare = transformer(), BARE[axis]
+def _measure(
+    axis: str, workload: Workload, num_rounds: int, directory: str
+) -> dict[str, list[float]]:
+    bare = BARE[axis]
     others = {"bare": bare(workload), "bare again": bare(workload)}
     copies = {"fsdp": _TWO, "tp": 1, "pp": axes_arms.NUM_MICRO_BATCHES}[axis]
     return led_by_trainer(

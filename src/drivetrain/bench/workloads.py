@@ -75,3 +75,8 @@ def near_empty() -> Workload:
 def transformer() -> Workload:
     """A step of more than 50 ms on one CPU core."""
     return Workload("transformer", lambda: Decoder(192, 4), _tokens, 8, steps_per_block=2)
+
+
+def small_transformer() -> Workload:
+    """A step of a few milliseconds: what is added to it shows before the machine's own noise."""
+    return Workload("small", lambda: Decoder(32, 2), _tokens, 1, steps_per_block=10)
