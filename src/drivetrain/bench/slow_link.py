@@ -23,7 +23,7 @@ from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.extras import require
 
 RATES_MBIT: dict[str, float | None] = {"100 Mbit/s": 100, "1 Gbit/s": 1000, "not limited": None}
-TARGET, MAX_STEPS, SEEDS = 0.9, 480, (1, 2, 3)
+TARGET, MAX_STEPS, SEEDS = 0.7, 480, (1, 2, 3)
 TUNED = "ddp, tuned"
 _BUCKETS_MB, _TUNING_STEPS, _TURN_STEPS, _TURNS = (1, 5, 25, 100), 6, 12, 5
 _PORT, _GIVE_UP_S = 29400, 1500.0
@@ -70,9 +70,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "powersgd, rank 4": _compressed("powersgd", powersgd={"rank": 4, "start_step": 2}),
     "topk, 1 %": _compressed("topk", topk={"ratio": 0.01}),
     "local SGD, 16 steps": _local(16),
-    "DiLoCo, 16 steps": _local(16, outer="diloco"),
+    "local SGD, 32 steps": _local(32),
     "DiLoCo, 32 steps": _local(32, outer="diloco"),
-    "DiLoCo, 64 steps": _local(64, outer="diloco"),
 }
 
 

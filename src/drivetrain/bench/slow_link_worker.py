@@ -107,7 +107,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         held_out = Taught(_HELD_OUT, 1) if job["target"] is not None else None
         is_reached = False
         try:
-            trainer.fit(Taught(8192, 2), held_out)
+            trainer.fit(Taught(65_536, 2), held_out)
         except Reached:
             is_reached = True
     return {

@@ -314,9 +314,7 @@ class Supervisor(SimpleElasticAgent):
         try:
             has_met = self._try_to_meet()
         except (RendezvousClosedError, RendezvousGracefulExitError):
-            self._machine.state = State.OVER
-            self._machine.exit_code = self._machine.exit_code or 1
-            self._say("the other nodes have ended the run; stopping")
+            self._come_too_late()
             return
         except _Asked:  # handled as any other request, by the loop
             return
@@ -326,6 +324,15 @@ class Supervisor(SimpleElasticAgent):
             return
         self._next_membership_s = time.monotonic() + _MEMBERSHIP_S
         self._do(self._machine.met())
+
+    def _come_too_late(self) -> None:
+        """The others have closed the group: because the run is done, or because they gave up."""
+        handler = self._worker_group.spec.rdzv_handler
+        is_done = isinstance(handler, FolderRendezvous) and handler.has_finished
+        self._machine.state = State.OVER
+        self._machine.exit_code = 0 if is_done else self._machine.exit_code or 1
+        how = "finished" if is_done else "ended"
+        self._say(f"the other nodes have {how} the run; stopping")
 
     def _try_to_meet(self) -> bool:
         """A node may be lost while the others meet: then they meet again, without it."""
@@ -380,9 +387,14 @@ class Supervisor(SimpleElasticAgent):
 
     def _close_group(self) -> None:
         """A node that stops for good ends the run for all; one that was preempted only leaves."""
-        if not self._leaves_alone:
-            with contextlib.suppress(Exception):
-                self._worker_group.spec.rdzv_handler.set_closed()
+        if self._leaves_alone:
+            return
+        handler = self._worker_group.spec.rdzv_handler
+        with contextlib.suppress(Exception):
+            if self._machine.exit_code == 0 and isinstance(handler, FolderRendezvous):
+                handler.close_finished()
+            else:
+                handler.set_closed()
 
     @property
     def _leaves_alone(self) -> bool:

@@ -39,6 +39,7 @@ from drivetrain.core.files import write_whole
 _VERSION = struct.Struct("<Q")
 _POLL_S = 0.02
 _TRIES = 3
+_FINISHED = "finished"
 _FIRST_PAUSE_S, _MOST_LOSSES = 0.002, 9
 
 
@@ -112,7 +113,8 @@ class FolderBackend(RendezvousBackend):
             now = datetime.now(UTC)
             if state.closed and (youngest is None or now - youngest > alive_within):
                 self._state.unlink()
-                for old in self._state.parent.glob("store-*"):  # rounds are counted from 0 again
+                folder = self._state.parent  # rounds are counted from 0 again
+                for old in (*folder.glob("store-*"), folder / _FINISHED):
                     old.unlink(missing_ok=True)
                 return True
             return False
@@ -160,6 +162,16 @@ class FolderRendezvous(DynamicRendezvousHandler):
                 if not self.backend.forget_the_dead(alive_s):
                     time.sleep(0.2)
         return super().next_rendezvous()
+
+    def close_finished(self) -> None:
+        """The run is done: a node that comes late has nothing to do, and has not failed."""
+        (self._folder / _FINISHED).touch()
+        self.set_closed()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the nodes that closed the group had finished the run."""
+        return (self._folder / _FINISHED).exists()
 
     def leave(self) -> None:
         """Go, and let the others go on without this node."""

@@ -16,6 +16,8 @@ import pytest
 
 # Beginnings of names that pytest and torch set by themselves, on import or first use.
 _MAY_CHANGE = ("PYTEST_", "KMP_", "TORCHINDUCTOR_")
+# They end with the process they serve.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def leaked_process_group() -> list[str]:
 
 
 def child_pids() -> set[int]:
-    """This process's living children, but for multiprocessing's own resource tracker."""
+    """This process's living children, but for multiprocessing's own helpers."""
     pids = set()
     for task in os.listdir("/proc/self/task"):
         try:
@@ -82,7 +84,7 @@ def child_pids() -> set[int]:
                 pids |= {int(pid) for pid in file.read().split()}
         except OSError:
             continue
-    return {pid for pid in pids if "resource_tracker" not in _command(pid)}
+    return {pid for pid in pids if not any(name in _command(pid) for name in _HELPERS)}
 
 
 def _command(pid: int) -> str:

@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 from drivetrain.core.errors import WorkerFailure
 
 Result = TypeVar("Result")
+_IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "drivetrain.train.trainer")
+"""What takes seconds to import, for the ranks of all tests of this process."""
 
 
 def run_ranks(
@@ -34,14 +36,17 @@ def run_ranks(
 ) -> list[Result]:
     """Run `function(*args)` on every rank; the results, in rank order.
 
-    Processes are spawned, so the function must be importable. gloo meets at a port the parent holds
-    (never a guessed one). When a rank fails, its own traceback is raised here and the others are
-    ended; when time runs out, the ranks still running are named. Nothing is left behind.
+    Ranks are processes of their own, so the function must be importable. They are forked from one
+    that has imported torch, and has seen none of this process's state but for its environment and
+    working directory; it ends with this process. gloo meets at a port the parent holds (never a
+    guessed one). When a rank fails, its own traceback is raised here and the others are ended; when
+    time runs out, the ranks still running are named. Nothing is left behind.
     """
     from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED_ONCE))
     deadline_s = time.monotonic() + timeout_s
     ranks: list[_Rank] = []
     try:
@@ -49,7 +54,16 @@ def run_ranks(
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
                 target=_worker,
-                args=(sender, function, tuple(args), rank, world_size, store.port, timeout_s),
+                args=(
+                    _Environment(),
+                    sender,
+                    function,
+                    tuple(args),
+                    rank,
+                    world_size,
+                    store.port,
+                    timeout_s,
+                ),
                 name=f"rank-{rank}",
                 daemon=False,
             )
@@ -60,6 +74,18 @@ def run_ranks(
     finally:
         for each in ranks:
             each.end()
+
+
+class _Environment:
+    """This process's variables: set where it is unpickled, before what comes after it is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _take_on, (dict(os.environ),)
+
+
+def _take_on(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 @dataclass(frozen=True)
@@ -121,6 +147,7 @@ def _death(exit_code: int | None) -> str:
 
 
 def _worker(
+    _: None,
     sender: Connection,
     function: Callable[..., Any],
     args: tuple[Any, ...],
