@@ -56,6 +56,7 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead
 	$(BIN)/drivetrain bench bitwise --output benchmarks/results/bitwise
 	$(BIN)/drivetrain bench sentinel --output benchmarks/results/sentinel
+	$(BIN)/drivetrain bench recording --output benchmarks/results/recording
 	$(BIN)/drivetrain bench axes --output benchmarks/results/axes
 	$(BIN)/drivetrain bench save --output benchmarks/results/save
 	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery

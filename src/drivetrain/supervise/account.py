@@ -23,6 +23,8 @@ class Account:
     host: str
     detail: str
     why: str
+    restarts: bool = False
+    """Whether the next attempt follows at once."""
 
     def facts(self) -> dict[str, Any]:
         """As they are written down, the root cause first."""
@@ -33,6 +35,7 @@ class Account:
             "time_s": time.time(),
             "detail": self.detail,
             "why": self.why,
+            "restarts": self.restarts,
             "failures": [
                 {"rank": f.rank, "pid": f.pid, "exit_code": f.exit_code, "error": f.error}
                 for f in by_cause(self.failures)
