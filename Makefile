@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod clean
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -48,6 +48,9 @@ drills:                           ## the first 20 drills of the campaign, as CI 
 campaign:                         ## all 300; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults
 	$(BIN)/drivetrain drill --campaign 300 --output benchmarks/results/faults
+
+ledger:                           ## 20 runs of every kind: does the ledger add up to the wall clock?
+	$(BIN)/python -m drivetrain.testing.faults.ledger_check benchmarks/results/ledger
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants

@@ -105,7 +105,7 @@ def test_wandb_writes_offline_into_the_run_and_goes_on_with_the_same_id(run: Run
 
 
 def scrape(run: RunDirectory) -> str:
-    (note,) = (run.path / "prometheus").glob("*.json")
+    (note,) = (run.path.parent / "prometheus").glob("*.json")
     (target,) = json.loads(note.read_text())
     port = target["targets"][0].rpartition(":")[2]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -125,7 +125,7 @@ def test_prometheus_sees_the_newest_values_and_finds_the_endpoint_by_itself(
     assert 'gpu="1"' in text
     assert " 3.0\n" in text
     sink.close(failed=False)
-    assert not list((run.path / "prometheus").glob("*.json"))
+    assert not list((run.path.parent / "prometheus").glob("*.json"))
     assert metric_name("system/gpu_1_power_usage_watts") == (
         "drivetrain_system_gpu_power_usage_watts",
         {"gpu": "1"},

@@ -15,38 +15,10 @@ from rich.text import Text
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.units import readable_duration, readable_rate
 from drivetrain.record.ledger import CLASSES, Ledger
+from drivetrain.record.ledger.look import COLOURS, LABELS
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import Status, status_of
 
-LABELS = {
-    "productive": "productive",
-    "evaluation": "evaluation",
-    "data_wait": "data wait",
-    "communication": "communication",
-    "checkpoint": "checkpoint",
-    "start_up": "start-up, shut-down",
-    "compile": "compile",
-    "recovery": "recovery",
-    "redone": "redone work",
-    "stalled": "stalled",
-    "preempted": "preempted",
-    "idle": "idle",
-}
-# Told apart by people who see colours differently, too (after Okabe and Ito).
-COLOURS = {
-    "productive": "#009e73",
-    "evaluation": "#56b4e9",
-    "data_wait": "#e69f00",
-    "communication": "#0072b2",
-    "checkpoint": "#cc79a7",
-    "start_up": "#999999",
-    "compile": "#b39ddb",
-    "recovery": "#d55e00",
-    "redone": "#f0e442",
-    "stalled": "#a50026",
-    "preempted": "#8c6d31",
-    "idle": "#dddddd",
-}
 _STATE_COLOURS = {
     "running": "bold cyan",
     "finished": "bold green",

@@ -321,7 +321,7 @@ class Prometheus(Section):
     """How the sink prometheus is reached, on every node."""
 
     port: int = Field(default=9464, ge=0, le=65535)
-    """The next free one is taken when it is not; <run>/prometheus/ says which."""
+    """Another is taken when it is not free; prometheus/ beside the run's directory says which."""
     host: str = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
     """The address to listen on."""
 

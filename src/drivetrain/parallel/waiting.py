@@ -27,6 +27,10 @@ from torch.utils.hooks import RemovableHandle
 from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.strategy import Spread
 
+# renamed in torch 2.13, which warns about the old names
+_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Waiting:
     """Adds up; a step takes what there is."""
@@ -148,9 +152,7 @@ class TimedGather(_Timed):
     ) -> Any:
         """As torch's own."""
         with self._waiting.around():
-            return dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
+            return _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class TimedReduceScatter(_Timed):
@@ -166,6 +168,4 @@ class TimedReduceScatter(_Timed):
     ) -> Any:
         """As torch's own."""
         with self._waiting.around():
-            return dist.reduce_scatter_tensor(
-                output_tensor, input_tensor, op=op, group=group, async_op=async_op
-            )
+            return _REDUCE(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

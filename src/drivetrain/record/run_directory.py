@@ -8,7 +8,6 @@
   checkpoints/step-<k>-a<n>/  a checkpoint that attempt n made after step k; see checkpoint/
   tensorboard/              scalars for TensorBoard
   mlflow.json, wandb.json   which run of theirs this is, so that a restart goes on with it
-  prometheus/<host>.json    where Prometheus finds each node, in its file_sd format
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The newest scalars at an endpoint that Prometheus scrapes, one per node.
 
 `train/loss` is `drivetrain_train_loss`, labelled with the run and the host. Where the endpoint is
-stands in `<run>/prometheus/<host>.json`, in the format of Prometheus' file_sd_configs, so that a
-server that reads the runs' folder finds every node of every run by itself.
+stands in `prometheus/<run>-<host>.json` beside the run's directory, in the format of Prometheus'
+file_sd_configs, so that a server that reads this folder finds every node of every run by itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class PrometheusSink:
             int(settings.get("port", 9464)),
         )
         port = self._server.server_port
-        self._note = directory.path / "prometheus" / f"{self._labels['host']}.json"
+        name = f"{directory.path.name}-{self._labels['host']}.json"
+        self._note = directory.path.parent / "prometheus" / name
         target = {"targets": [f"{self._labels['host']}:{port}"], "labels": self._labels}
         write_whole(self._note, json.dumps([target]) + "\n")
 
