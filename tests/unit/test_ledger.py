@@ -157,8 +157,9 @@ def test_the_first_steps_extra_time_is_the_compilers() -> None:
 
 def test_a_live_replica_that_had_to_try_again_was_recovering() -> None:
     table = np.concatenate([steps(1, [1, 2], 105.0), steps(1, [3, 4], 110.0)])
-    _, seconds = account([attempt(1, 105.0, 105.0, kind="finished", time_s=112.0)], [table])
-    assert seconds == {"productive": 4.0, "recovery": 3.0}
+    ended = attempt(1, 105.0, 105.0, kind="finished", time_s=112.0)
+    again = Event("instant", "live_step_again", 108.0, 3)
+    assert account([ended], [table], [again])[1] == {"productive": 4.0, "recovery": 3.0}
 
 
 def test_a_run_that_goes_on_is_accounted_for_up_to_its_last_sign() -> None:

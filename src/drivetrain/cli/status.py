@@ -129,7 +129,7 @@ def bar(ledger: Ledger, width: int) -> Text:
 
 def ledger_table(ledger: Ledger) -> Table:
     """Seconds and shares of the classes there are."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column()
     table.add_column(justify="right")
     table.add_column(justify="right")

@@ -61,7 +61,7 @@ def status_of(run: RunReading, now_s: float) -> Status:
         state=_state(run, last, ledger, now_s),
         reason=last.reason if last is not None and last.kind != "finished" else "",
         step=max(run.last_step(), last.last_step if last is not None else 0),
-        max_steps=run.config.get("max_steps"),
+        max_steps=facts.get("total_steps") or run.config.get("max_steps"),
         num_attempts=len(attempts),
         world_size=last.world_size if last is not None else 0,
         layout=str(facts.get("layout") or ""),

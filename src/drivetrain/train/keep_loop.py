@@ -127,6 +127,7 @@ class KeptLoop:
                 compiles = config.compile.enabled
                 for turns in assembly.feed.steps(assembly.total_steps, config.num_train_epochs):
                     step_began, self._waited_s = time.perf_counter(), 0.0
+                    self._engine.waiting.take()  # an evaluation's was not this step's
                     number = self._at.step
                     yield self._micro_batches(turns)
                     if self._at.step == number:

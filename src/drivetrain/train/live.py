@@ -92,6 +92,7 @@ class LiveLoop(Loop):
     def _attempt(self) -> Lap | None:
         """One try at the present step; None when it must be done again."""
         began, waiting = perf_counter(), self.engine.waiting
+        waiting.take()
         with waiting.around():
             met = self._replicas.meet()
         if met is None:

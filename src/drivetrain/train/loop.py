@@ -113,6 +113,7 @@ class Loop:
 
     def _one_step(self, turns: Iterator[Turn]) -> Lap:
         engine, step = self.engine, self.at.step
+        engine.waiting.take()  # an evaluation before this step was not its waiting
         began = perf_counter()
         waited = self._go_through(turns)
         optimizing, in_backward = perf_counter(), engine.waiting.take()

@@ -69,6 +69,7 @@ def _facts(assembly: Assembly) -> dict[str, Any]:
         "host": socket.gethostname(),
         "environment": identity.environment,
         "world_size": identity.world_size,
+        "total_steps": assembly.total_steps,
         "layout": str(assembly.world.layout),
         "device": str(assembly.world.device),
         "device_name": device_name(assembly.world.device),

@@ -31,4 +31,4 @@ def device_name(device: torch.device) -> str:
     """As its driver calls it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
+    return f"{device.type} ({platform.machine()})"

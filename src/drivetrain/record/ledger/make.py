@@ -146,8 +146,8 @@ def _segments(
         for i in range(num_bins)
     ]
     missing_s = last_s - first_s - float(totals.sum())
-    # between records lies next to nothing, or a step that had to be tried again (live replicas)
-    name = "recovery" if missing_s > 0.1 else "productive"
+    # between records lies next to nothing; or, with live replicas, a step that was tried again
+    name = "recovery" if any(e.name == "live_step_again" for e in within) else "productive"
     start = Segment(life.begin_s, first_s, {opening: first_s - life.begin_s}, number)
     between = Segment(first_s, last_s, {name: missing_s}, number)
     return [start, *steps, between, _closing(life, last_s, within)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ class MLflowSink:
             return self._client
         from mlflow import MlflowClient
 
+        for chatty in ("mlflow", "alembic"):  # a new store is not news to somebody who trains
+            logging.getLogger(chatty).setLevel(logging.WARNING)
         settings: dict[str, Any] = (self._directory.config().get("record") or {}).get("mlflow", {})
         client = MlflowClient(tracking_uri=self._address(settings.get("tracking_uri")))
         self._run_id = self._run(client, str(settings.get("experiment") or "drivetrain"))
