@@ -109,6 +109,14 @@ def test_a_stall_lasts_from_the_last_step_until_it_was_noticed() -> None:
     }
 
 
+def test_a_command_is_over_when_its_supervisor_is() -> None:
+    ended = attempt(1, 100.0, 102.0, kind="finished", time_s=111.0)
+    closed = PastAttempt(1, ended.start, ended.end, {"time_s": 112.5, "exit_code": 0})
+    ledger, seconds = account([closed], [steps(1, range(1, 6), 105.0)])
+    assert ledger.wall_s == 12.5
+    assert seconds == {"productive": 5.0, "start_up": 7.5}
+
+
 def test_a_stall_before_the_first_step() -> None:
     _, seconds = account([attempt(1, 100.0, 102.0, kind="stalled", time_s=140.0)], [])
     assert seconds == {"start_up": 3.0, "stalled": 37.0}

@@ -19,6 +19,7 @@ from types import FrameType
 
 from drivetrain.launch import node
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
+from drivetrain.supervise.account import write_closed
 from drivetrain.supervise.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.worker import PARENT
 
@@ -51,6 +52,7 @@ class _Guardian:
         for _ in range(_MOST_RESTARTS + 1):
             code = self._run_once()
             if code >= 0:
+                write_closed(self._session, code)
                 return code
             killed_by = signal.Signals(-code).name
             has_begun = (self._session / "run-0").exists()

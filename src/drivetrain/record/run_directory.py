@@ -95,6 +95,10 @@ class RunDirectory:
         """Write down how it ended; the supervisor's task, since a worker may not live to do it."""
         _write_json(self.attempt(number) / "end.json", facts)
 
+    def close_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Write down that the command which led it is over, too."""
+        _write_json(self.attempt(number) / "closed.json", facts)
+
     def attempts(self) -> list[Attempt]:
         """Every life of the run so far, in order."""
         found = []

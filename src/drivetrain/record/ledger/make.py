@@ -84,7 +84,8 @@ def _lives(
         begin_s = attempt.launched_s if is_restart else attempt.command_s
         own = [e for e in events if attempt.launched_s <= e.time_s < until_s]
         signs_s = [each.last_s for each in records[attempt.number]] + [e.end_s for e in own]
-        end_s = max([attempt.end_s or 0.0, attempt.started_s, begin_s, *signs_s])
+        said_s = [attempt.end_s or 0.0, attempt.closed_s or 0.0, attempt.started_s, begin_s]
+        end_s = max([*said_s, *signs_s])
         kind = attempt.kind or _kind_from(own, is_last=is_last)
         lives.append(_Life(attempt, begin_s, min(end_s, until_s), kind, is_restart))
     return lives

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.record.reading.source import Source
+
+_RESUME_ME = 75
+"""The exit code of a run that has saved and wants to go on."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class PastAttempt:
     """start.json as it is: host, world_size, layout, device, versions …"""
     end: Mapping[str, Any]
     """end.json as it is; empty while the attempt lives, and when nobody was left to say."""
+    closed: Mapping[str, Any] = field(default_factory=dict)
+    """closed.json as it is: when the command that led it was over, and its exit code."""
 
     @property
     def command_s(self) -> float:
@@ -43,7 +48,16 @@ class PastAttempt:
     @property
     def kind(self) -> str | None:
         """finished, failed, stalled, preempted, resized, peer, start_up …; None without an end."""
-        return str(self.end["kind"]) if "kind" in self.end else None
+        if "kind" in self.end:
+            return str(self.end["kind"])
+        if "exit_code" in self.closed:
+            return {0: "finished", _RESUME_ME: "preempted"}.get(self.closed["exit_code"], "failed")
+        return None
+
+    @property
+    def closed_s(self) -> float | None:
+        """When the command that led it was over, supervisor and all."""
+        return float(self.closed["time_s"]) if "time_s" in self.closed else None
 
     @property
     def reason(self) -> str:
@@ -87,6 +101,7 @@ def read_attempts(source: Source) -> tuple[PastAttempt, ...]:
             int(name),
             read_json(source, f"attempts/{name}/start.json"),
             read_json(source, f"attempts/{name}/end.json"),
+            read_json(source, f"attempts/{name}/closed.json"),
         )
         for name in names
     )
