@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod clean
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -49,6 +49,9 @@ campaign:                         ## all 300; results land in benchmarks/results
 	rm -rf benchmarks/results/faults
 	$(BIN)/drivetrain drill --campaign 300 --output benchmarks/results/faults
 
+ledger:                           ## 20 runs of every kind: does the ledger add up to the wall clock?
+	$(BIN)/python -m drivetrain.testing.faults.ledger_check benchmarks/results/ledger
+
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
 
@@ -56,6 +59,7 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead
 	$(BIN)/drivetrain bench bitwise --output benchmarks/results/bitwise
 	$(BIN)/drivetrain bench sentinel --output benchmarks/results/sentinel
+	$(BIN)/drivetrain bench recording --output benchmarks/results/recording
 	$(BIN)/drivetrain bench axes --output benchmarks/results/axes
 	$(BIN)/drivetrain bench save --output benchmarks/results/save
 	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery

@@ -47,6 +47,7 @@ def test_handing_over_an_event_costs_microseconds(tmp_path: Path) -> None:
 
 class Stuck:
     name = "stuck"
+    every_s = 0.5
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -54,7 +55,7 @@ class Stuck:
     def write(self, batch: Sequence[Scalars]) -> None:
         self.release.wait(30)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         pass
 
 

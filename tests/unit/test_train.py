@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,7 @@ from drivetrain.parallel.ddp import DDPStrategy
 from drivetrain.parallel.fsdp import FSDPStrategy
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.strategy import Profile
+from drivetrain.record.reading import duration_s, open_run
 from drivetrain.train.history import EvaluationResult, StepMetrics
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
@@ -123,8 +125,12 @@ def test_the_run_directory_holds_what_it_should(config: dict[str, Any]) -> None:
     assert run["sources"]["micro_batch_size"].startswith("chosen: 8 samples over 1 rank")
     lines = (history.run_dir / "events/00000.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    steps = [e for e in events if e["kind"] == "span" and e["name"] == "step"]
-    assert [e["step"] for e in steps] == list(range(14))
+    assert [e["name"] for e in events if e["kind"] == "span"] == ["start_up", "last_save"]
+    steps = open_run(history.run_dir).steps(0)
+    assert steps["step"].tolist() == list(range(1, 15))
+    # laps follow each other: one ends where the next begins
+    gaps_s = steps["start_s"][1:] - (steps["start_s"] + duration_s(steps))[:-1]
+    assert np.all(np.abs(gaps_s) < 0.01)
     losses = {e["step"]: e["values"]["train/loss"] for e in events if e["kind"] == "scalars"}
     assert losses == {10: history.losses[9], 14: history.losses[13]}
     start = json.loads((history.run_dir / "attempts/0001/start.json").read_text())

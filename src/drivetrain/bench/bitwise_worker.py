@@ -10,11 +10,16 @@ import torch.distributed as dist
 from drivetrain.bench.arms import TOTAL_STEPS, Run
 from drivetrain.bench.interleaved import run_rank, timed_blocks
 from drivetrain.bench.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload, transformer
-from drivetrain.train.keep_loop import prepare
+from drivetrain.train.keep_loop import KeptLoop, prepare
 
 
 def kept_loop(workload: Workload, accumulation: int, directory: str, **changes: Any) -> Run:
     """A training that can be paused: a loop of one's own over Drivetrain's steps."""
+    return paced(prepared(workload, accumulation, directory, **changes), workload)
+
+
+def prepared(workload: Workload, accumulation: int, directory: str, **changes: Any) -> KeptLoop:
+    """The loop before its first step."""
     config: dict[str, Any] = {
         "global_batch_size": workload.batch_size * accumulation * dist.get_world_size(),
         "micro_batch_size": workload.batch_size,
@@ -25,7 +30,11 @@ def kept_loop(workload: Workload, accumulation: int, directory: str, **changes: 
         "record": {"progress": "none", "sinks": []},
         **changes,
     }
-    loop = prepare(workload.model, None, workload.dataset(), config)
+    return prepare(workload.model, None, workload.dataset(), config)
+
+
+def paced(loop: KeptLoop, workload: Workload) -> Run:
+    """So many steps of it at a time."""
     steps = loop.steps()
 
     def run(num_steps: int) -> None:

@@ -56,6 +56,19 @@ def run_sentinel(output: Path, num_rounds: int, num_ranks: int) -> str:
     return f"{table}\n{share}\n"
 
 
+def run_recording(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """What the recorder costs a step, by itself and with every sink; and what one event costs."""
+    table = _on_ranks("recording_worker", "off", output, num_rounds, num_ranks)
+    events = json.loads((output / "events.json").read_text())
+    each = bootstrap(events["seconds_per_event"])
+    said = (
+        f"Sinks: {', '.join(events['sinks'])}. Handing over one step's times: "
+        f"{each.value * 1e6:.2f} µs (95% interval {each.low * 1e6:.2f} to {each.high * 1e6:.2f})."
+    )
+    (output / "table.md").write_text(f"{table}\n{said}\n")
+    return f"{table}\n{said}\n"
+
+
 def _on_ranks(worker: str, baseline: str, output: Path, num_rounds: int, num_ranks: int) -> str:
     """One worker's samples at one number of ranks, and their table."""
     output.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "save": campaign.run_save,
         "axes": campaign.run_axes,
         "sentinel": campaign.run_sentinel,
+        "recording": campaign.run_recording,
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
         "scale": lambda folder, _, __: run_scale(folder),

@@ -101,6 +101,30 @@ def config(
     run(file, words or [])
 
 
+RunAddress = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or address.")]
+
+
+@app.command()
+def status(
+    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """Where RUN stands: step, loss, throughput, goodput, cost, and where every second went."""
+    from drivetrain.cli import status as verbs
+
+    raise typer.Exit(verbs.status(run, as_json=as_json))
+
+
+@app.command()
+def runs(
+    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where runs lie.")] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the runs under DIR (default: runs), the one last heard of first."""
+    from drivetrain.cli import status as verbs
+
+    raise typer.Exit(verbs.runs(folder, as_json=as_json))
+
+
 Output = Annotated[str | None, typer.Option(help="Folder for results; default: bench-VERB.")]
 Rounds = Annotated[int, typer.Option(help="Rounds; each holds a block of every arm.")]
 Ranks = Annotated[int, typer.Option(help="Processes.")]
@@ -136,6 +160,14 @@ def sentinel(output: Output = None, rounds: Rounds = 60, ranks: Ranks = 2) -> No
     from drivetrain.cli.bench import run
 
     run("sentinel", output, rounds, ranks)
+
+
+@bench.command()
+def recording(output: Output = None, rounds: Rounds = 40, ranks: Ranks = 2) -> None:
+    """What the recorder and all sinks cost a step."""
+    from drivetrain.cli.bench import run
+
+    run("recording", output, rounds, ranks)
 
 
 Address = Annotated[

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.launch import node
-from drivetrain.record.session import NODE_SESSION
+from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
+from drivetrain.supervise.account import write_closed
 from drivetrain.supervise.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.worker import PARENT
 
@@ -45,11 +46,13 @@ class _Guardian:
         self._session = session
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._asked = False
+        self._began_s = process_began_s()
 
     def run(self) -> int:
         for _ in range(_MOST_RESTARTS + 1):
             code = self._run_once()
             if code >= 0:
+                write_closed(self._session, code)
                 return code
             killed_by = signal.Signals(-code).name
             has_begun = (self._session / "run-0").exists()
@@ -61,7 +64,12 @@ class _Guardian:
 
     def _run_once(self) -> int:
         # its own session: a Ctrl-C in the terminal reaches it once, through us
-        environment = {**os.environ, NODE_SESSION: str(self._session), PARENT: str(os.getpid())}
+        environment = {
+            **os.environ,
+            NODE_SESSION: str(self._session),
+            PARENT: str(os.getpid()),
+            COMMAND_S: str(self._began_s),
+        }
         if can_fork():
             self._process = fork_call(lambda: node.run(self._words), environment)
         else:

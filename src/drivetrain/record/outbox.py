@@ -25,15 +25,20 @@ class Outbox(Generic[Item]):
         *,
         every_s: float = 0.5,
         capacity: int = 100_000,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
+        """`at_end` is called in the thread, too, once everything else has been consumed."""
         self.name = name
         self.num_dropped = 0
         self._consume = consume
+        self._at_end = at_end
         self._every_s = every_s
         self._capacity = capacity
         self._items: deque[Item] = deque()
         self._closing = threading.Event()
         self._failed = False
+        self.is_held = False
+        """While it is, nothing is consumed: for measuring one consumer beside another."""
         self._thread = threading.Thread(target=self._run, name=f"drivetrain-{name}", daemon=True)
         self._thread.start()
 
@@ -59,15 +64,20 @@ class Outbox(Generic[Item]):
 
     def _run(self) -> None:
         while not self._closing.wait(self._every_s):
-            self._drain()
+            if not self.is_held:
+                self._drain()
         self._drain()
+        if self._at_end is not None:
+            self._call(self._at_end)
 
     def _drain(self) -> None:
         items = [self._items.popleft() for _ in range(len(self._items))]
-        if not items or self._failed:
-            return
+        if items and not self._failed:
+            self._call(lambda: self._consume(items))
+
+    def _call(self, function: Callable[[], None]) -> None:
         try:
-            self._consume(items)
+            function()
         except Exception as error:
             self._failed = True
             warnings.warn(f"{self.name} failed and is switched off: {error!r}", stacklevel=2)

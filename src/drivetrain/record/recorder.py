@@ -1,8 +1,10 @@
 """Recorder: spans, scalars and instants of one rank, one JSON object per line.
 
-    {"kind": "span", "name": "forward_backward", "step": 7, "start_s": 1731.25, "duration_s": 0.04}
+    {"kind": "span", "name": "evaluation", "step": 7, "start_s": 1731.25, "duration_s": 0.04}
     {"kind": "scalars", "step": 10, "time_s": 1731.31, "values": {"train/loss": 2.31}}
     {"kind": "instant", "name": "run_end", "time_s": 1733.02, "fields": {"steps": 500}}
+
+What every step has goes into a file of its own, in a few bytes (`step_file.py`).
 
 Times are seconds since the epoch, taken from one monotonic clock per process, so that spans of a
 rank never overlap by a clock adjustment. The step only ever appends to an outbox.
@@ -12,15 +14,17 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from drivetrain.record.outbox import Outbox
-from drivetrain.record.sinks import Sink, as_json
+from drivetrain.record.sinks import Scalars, Sink, as_json
+from drivetrain.record.step_file import SECONDS, StepTimes, StepWriter
+from drivetrain.record.system import SystemWatch, is_available
 
 _Event = tuple[Any, ...]
 Span = tuple[str, float, float]
@@ -30,15 +34,44 @@ Span = tuple[str, float, float]
 class Recorder:
     """Writes one rank's events; rank 0's also carries scalars to the sinks."""
 
-    def __init__(self, path: Path | None, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, path: Path | None, sinks: Sequence[Sink] = (), attempt: int = 1) -> None:
         self._epoch_s = time.time() - time.perf_counter()
         self._events: Outbox[_Event] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _end_line(path)
             self._file = path.open("a", encoding="utf-8")
+            self._steps = StepWriter(path.with_suffix(".steps"), attempt, self._epoch_s)
             self._events = Outbox("event file", self._write)
         self._sinks = tuple(sinks)
-        self._outboxes = [Outbox(f"sink {sink.name}", sink.write) for sink in self._sinks]
+        self._failed = False
+        self._outboxes = [self._outbox(sink) for sink in self._sinks]
+        self._system: SystemWatch | None = None
+        self._at_step = 0
+        self._num_laps, self._lap_s = 0, [0.0] * len(SECONDS)
+
+    def _outbox(self, sink: Sink) -> Outbox[Scalars]:
+        def close() -> None:  # in the thread, too: a server that does not answer holds up nobody
+            sink.close(failed=self._failed)
+
+        return Outbox(f"sink {sink.name}", sink.write, every_s=sink.every_s, at_end=close)
+
+    def step(self, times: StepTimes) -> None:
+        """Where a step's seconds went; its start read from `time.perf_counter()`."""
+        if self._events is not None:
+            self._events.put(("step", times))
+        self._at_step = times.step
+        self._num_laps += 1
+        self._lap_s = list(map(add, self._lap_s, times[2:8]))
+
+    def take_mean_times(self) -> dict[str, float]:
+        """Seconds per step since the last call, as scalars."""
+        laps, seconds = self._num_laps, self._lap_s
+        self._num_laps, self._lap_s = 0, [0.0] * len(SECONDS)
+        if not laps:
+            return {}
+        means = {f"time/{name}": s / laps for name, s in zip(SECONDS, seconds, strict=True)}
+        return {"time/step_s": sum(seconds) / laps, **means}
 
     def spans(self, step: int, *spans: Span) -> None:
         """Things that took from one time to another, both read from `time.perf_counter()`."""
@@ -59,6 +92,14 @@ class Recorder:
         now_s = self._epoch_s + time.perf_counter()
         if self._events is not None:
             self._events.put(("scalars", step, now_s, as_json(values)))
+        self._show(step, now_s, values)
+
+    def show(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Numbers for the sinks alone; without a step they belong to the present one."""
+        now_s = self._epoch_s + time.perf_counter()
+        self._show(self._at_step if step is None else step, now_s, values)
+
+    def _show(self, step: int, now_s: float, values: Mapping[str, float]) -> None:
         for outbox in self._outboxes:
             outbox.put((step, now_s, dict(values)))
 
@@ -67,17 +108,27 @@ class Recorder:
         if self._events is not None:
             self._events.put(("instant", name, self._epoch_s + time.perf_counter(), fields))
 
+    def hold(self, *, is_held: bool) -> None:
+        """Stop or go on writing and showing; what comes in meanwhile is kept."""
+        for outbox in (self._events, *self._outboxes):
+            if outbox is not None:
+                outbox.is_held = is_held
+
+    def watch_system(self, every_s: float | None) -> None:
+        """From now on show the sinks what this node is doing, if there is anything to look with."""
+        if every_s is not None and self._sinks and is_available():
+            self._system = SystemWatch(every_s, self.show)
+
     def close(self) -> None:
         """Write what is left and close the sinks."""
-        for outbox, sink in zip(self._outboxes, self._sinks, strict=True):
+        if self._system is not None:
+            self._system.close()
+        for outbox in self._outboxes:
             outbox.close()
-            try:
-                sink.close()
-            except Exception as error:
-                warnings.warn(f"sink {sink.name} could not be closed: {error!r}", stacklevel=2)
         if self._events is not None:
             self._events.close()
             self._file.close()
+            self._steps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -88,11 +139,16 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._failed = kind is not None
         self.close()
 
     def _write(self, events: Sequence[_Event]) -> None:
-        self._file.write("".join(self._line(event) for event in events))
-        self._file.flush()
+        steps = [event[1] for event in events if event[0] == "step"]
+        if steps:
+            self._steps.write(steps)
+        if len(steps) < len(events):
+            self._file.write("".join(self._line(e) for e in events if e[0] != "step"))
+            self._file.flush()
 
     def _line(self, event: _Event) -> str:
         match event:
@@ -107,9 +163,18 @@ class Recorder:
         return json.dumps(document, default=str) + "\n"
 
     def _span_line(self, step: int, name: str, start_s: float, end_s: float) -> str:
-        # By hand: three of these per step, and json.dumps takes ten times as long.
         begin_s, duration_s = self._epoch_s + start_s, end_s - start_s
         return (
             f'{{"kind": "span", "name": "{name}", "step": {step}, '
             f'"start_s": {begin_s:.6f}, "duration_s": {duration_s:.6f}}}\n'
         )
+
+
+def _end_line(path: Path) -> None:
+    """A process that was killed may have left half a line; the next one begins its own."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, 2) and (file.seek(-1, 2), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        pass

@@ -3,9 +3,11 @@
 <run>/
   run.yaml                  the resolved config; every value knows where it came from
   attempts/<n>/             what each life of the run saw
-  events/<rank>.jsonl       spans and scalars, append-only, one writer per file
+  events/<rank>.jsonl       spans, scalars and instants, append-only, one writer per file
+  events/<rank>.steps       where each step's seconds went, 40 bytes a step
   checkpoints/step-<k>-a<n>/  a checkpoint that attempt n made after step k; see checkpoint/
   tensorboard/              scalars for TensorBoard
+  mlflow.json, wandb.json   which run of theirs this is, so that a restart goes on with it
 """
 
 from __future__ import annotations
@@ -93,6 +95,10 @@ class RunDirectory:
         """Write down how it ended; the supervisor's task, since a worker may not live to do it."""
         _write_json(self.attempt(number) / "end.json", facts)
 
+    def close_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Write down that the command which led it is over, too."""
+        _write_json(self.attempt(number) / "closed.json", facts)
+
     def attempts(self) -> list[Attempt]:
         """Every life of the run so far, in order."""
         found = []
@@ -106,6 +112,14 @@ class RunDirectory:
         failed = [a for a in attempts[:-1] if a.end.get("kind") not in ("preempted", "finished")]
         began_s = min((float(a.start.get("started_s", 0)) for a in attempts), default=0.0)
         return float(len(failed)), time.time() - began_s if began_s else 0.0
+
+    def config(self) -> dict[str, Any]:
+        """What run.yaml says; empty before it is written."""
+        try:
+            document = yaml.safe_load(self.run_yaml.read_text()) or {}
+        except OSError:
+            return {}
+        return dict(document.get("config") or {})
 
     def write_run_yaml(self, text: str) -> None:
         """Whole, or not at all."""

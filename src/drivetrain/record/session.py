@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +23,10 @@ SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
 NODE_SESSION = "DRIVETRAIN_NODE_SESSION"
 """From the guardian to its supervisor: a session that outlives the supervisor."""
+COMMAND_S = "DRIVETRAIN_COMMAND_S"
+"""When the command began that this process belongs to."""
+LAUNCHED_S = "DRIVETRAIN_LAUNCHED_S"
+"""When the supervisor started the ranks of this attempt."""
 TRAINS = "trains"
 _PAGE = struct.Struct("<qqqq")
 """step, phase, process id, time in ns"""
@@ -115,6 +120,32 @@ def next_run_directory() -> tuple[Path | None, int]:
     global _opened
     number, _opened = _opened, _opened + 1
     return settled_directory(number), number
+
+
+def beginnings() -> dict[str, float]:
+    """When the command began, and when this attempt's processes were started.
+
+    A run that is not the script's first began with its own fit(); so did one in a notebook.
+    """
+    now_s = time.time()
+    if _opened > 1 or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return {"command_s": now_s, "launched_s": now_s}
+    launched_s = float(os.environ.get(LAUNCHED_S) or process_began_s())
+    return {
+        "command_s": float(os.environ.get(COMMAND_S) or launched_s),
+        "launched_s": launched_s,
+    }
+
+
+def process_began_s() -> float:
+    """When this process was started; now, where the system does not say."""
+    try:
+        after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began_ticks, uptime_s = int(after_name[19]), Path("/proc/uptime").read_text().split()[0]
+        age_s = float(uptime_s) - began_ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - age_s
 
 
 def earlier_directory() -> Path | None:

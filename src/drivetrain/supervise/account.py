@@ -23,6 +23,8 @@ class Account:
     host: str
     detail: str
     why: str
+    restarts: bool = False
+    """Whether the next attempt follows at once."""
 
     def facts(self) -> dict[str, Any]:
         """As they are written down, the root cause first."""
@@ -33,6 +35,7 @@ class Account:
             "time_s": time.time(),
             "detail": self.detail,
             "why": self.why,
+            "restarts": self.restarts,
             "failures": [
                 {"rank": f.rank, "pid": f.pid, "exit_code": f.exit_code, "error": f.error}
                 for f in by_cause(self.failures)
@@ -40,13 +43,30 @@ class Account:
         }
 
 
-def write_end(session: Path, account: Account, stacks: Mapping[int, str]) -> None:
-    """Into the attempt the session's ranks have named; nothing, when they have not come so far."""
+def write_closed(session: Path, exit_code: int) -> None:
+    """When the whole command was over: the last that is written about an attempt."""
+    named = _named(session)
+    if named is not None:
+        run, attempt = named
+        with contextlib.suppress(OSError):
+            run.close_attempt(attempt, {"time_s": time.time(), "exit_code": exit_code})
+
+
+def _named(session: Path) -> tuple[RunDirectory, int] | None:
+    """The attempt that the session's ranks have named; None, when they have not come so far."""
     try:
         run = RunDirectory(Path((session / "run-0").read_text()))
-        attempt = int((session / "attempt").read_text())
+        return run, int((session / "attempt").read_text())
     except (OSError, ValueError):
+        return None
+
+
+def write_end(session: Path, account: Account, stacks: Mapping[int, str]) -> None:
+    """Into the attempt the session's ranks have named."""
+    named = _named(session)
+    if named is None:
         return
+    run, attempt = named
     only_noticed = account.end.kind in (Kind.PEER, Kind.RESIZED)
     if only_noticed and (run.attempt(attempt) / "end.json").exists():
         return  # the node where it happened has said more

@@ -37,7 +37,15 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
 )
 
-from drivetrain.record.session import NODE_SESSION, TRAINS, Phase, Progress, read_progress
+from drivetrain.record.session import (
+    COMMAND_S,
+    LAUNCHED_S,
+    NODE_SESSION,
+    TRAINS,
+    Phase,
+    Progress,
+    read_progress,
+)
 from drivetrain.supervise.account import Account, write_end
 from drivetrain.supervise.environment import rank_environment
 from drivetrain.supervise.failure import RankFailure, root_cause
@@ -108,6 +116,7 @@ class Supervisor(SimpleElasticAgent):
         self._is_meeting = False
         self._lost_store_s: float | None = None
         self._host = socket.gethostname()
+        self._command_s = os.environ.get(COMMAND_S) or str(time.time())
         self._next_membership_s = 0.0
 
     # ── torchelastic's interface ─────────────────────────────────────────────────────────────
@@ -118,6 +127,8 @@ class Supervisor(SimpleElasticAgent):
         environments = [
             {
                 **rank_environment(worker_group, w.local_rank, self._round),
+                COMMAND_S: self._command_s,
+                LAUNCHED_S: str(time.time()),
                 "TORCHELASTIC_MAX_RESTARTS": str(self._settings.budgets.failures),
                 "TORCHELASTIC_ERROR_FILE": str(self._error_file(w.local_rank)),
                 **self._logs.environment(w.global_rank),
@@ -223,7 +234,7 @@ class Supervisor(SimpleElasticAgent):
             if not decision.restart or end.kind is Kind.PREEMPTED:
                 return False
             self._machine.history.append(end)
-            self._write_end(end, failures, "", {})
+            self._write_end(end, failures, "", {}, restarts=True)
             self._say(lost_replica(end, failures[0], self._host))
             self._node.replace(rank)
         return True
@@ -282,7 +293,7 @@ class Supervisor(SimpleElasticAgent):
         """An attempt is over for this node: decide, say, write down, do."""
         actions = self._machine.ended(end)
         stacks = self._node.dump_stacks() if Action.DUMP_STACKS in actions else {}
-        self._write_end(end, failures, detail, stacks)
+        self._write_end(end, failures, detail, stacks, restarts=Action.MEET in actions)
         sys.stdout.flush()
         if self._machine.asked_by:
             self._say(stopped(end, self._machine.asked_by))
@@ -458,11 +469,18 @@ class Supervisor(SimpleElasticAgent):
         sys.stderr.flush()
 
     def _write_end(
-        self, end: End, failures: Sequence[RankFailure], detail: str, stacks: Mapping[int, str]
+        self,
+        end: End,
+        failures: Sequence[RankFailure],
+        detail: str,
+        stacks: Mapping[int, str],
+        *,
+        restarts: bool,
     ) -> None:
         """For whoever reads the run directory later; never a reason to fail."""
         ranks = {w.local_rank: w.global_rank for w in self._worker_group.workers}
-        account = Account(end, failures, self._host, detail, self._machine.why)
+        why = self._machine.why
+        account = Account(end, failures, self._host, detail, why, restarts=restarts)
         write_end(self._session, account, {ranks[local]: text for local, text in stacks.items()})
 
     # ── signals and time ─────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.parts import whole
 from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.train.meter import Meter
 from drivetrain.train.precision import make_autocast, make_scaler
@@ -45,6 +46,8 @@ class Engine:
         self.learning_rate = learning_rate
         self.scaler = make_scaler(config.precision, world.device)
         self.meter = Meter(world, counts=spread.counts)
+        self.waiting = Waiting.of(spread, world.device)
+        """What this rank has waited for others since the loop last asked."""
         self.autocast = make_autocast(config.precision, world.device)
         """Around the forward pass."""
         tensor = config.parallel.tensor
@@ -86,6 +89,7 @@ class Engine:
             self.spread.own_step.backward(scaled)
         else:
             scaled.backward()
+        self.waiting.after_backward()
         self.note_loss(loss, micro)
 
     def weighted(self, loss: Loss, micro: MicroBatch) -> torch.Tensor:
@@ -106,7 +110,8 @@ class Engine:
 
     def complete_gradients(self, step: int) -> None:
         """After the last micro-batch: whole, unscaled, corrected and clipped. Counted from 0."""
-        self.spread.finish_gradients()
+        with self.waiting.around():
+            self.spread.finish_gradients()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.spread.own_step is None:

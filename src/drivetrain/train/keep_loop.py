@@ -27,6 +27,7 @@ from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
 from drivetrain.record.session import Phase
+from drivetrain.record.step_file import COMPILES
 from drivetrain.train.assemble import (
     Assembly,
     Prebuilt,
@@ -37,6 +38,7 @@ from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.loop import Lap
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
 from drivetrain.train.reporter import Reporter
 from drivetrain.train.saver import Saver
@@ -88,6 +90,9 @@ class KeptLoop:
         self._turns_are_done = False
         self._micro: MicroBatch | None = None
         self._at = self._saver.at
+        self._waited_s = 0.0
+        self._optimizing = (0.0, 0.0, 0.0, 0.0)
+        """Of the step under way: when it began and ended, and the waiting before and in it."""
 
     @property
     def model(self) -> nn.Module:
@@ -110,24 +115,38 @@ class KeptLoop:
         began = time.perf_counter()
         directory, saver = open_directory(assembly), self._saver
         self.history.run_dir = directory.path
-        begin_attempt(assembly, directory, saver.open(directory))
+        attempt = saver.open(directory)
+        begin_attempt(assembly, directory, attempt, saver.at.step)
         self.model.train()
         bitwise = same_bits(enabled=config.reproducibility == "bitwise")
-        with bitwise, open_recorder(assembly, directory) as recorder:
+        with bitwise, open_recorder(assembly, directory, attempt) as recorder:
             reporter = Reporter(assembly, recorder, self.history)
             reporter.begin(directory.path)
             saver.begin(recorder, reporter.say)
             try:
+                compiles = config.compile.enabled
                 for turns in assembly.feed.steps(assembly.total_steps, config.num_train_epochs):
-                    step_began = time.perf_counter()
+                    step_began, self._waited_s = time.perf_counter(), 0.0
+                    self._engine.waiting.take()  # an evaluation's was not this step's
                     number = self._at.step
                     yield self._micro_batches(turns)
                     if self._at.step == number:
                         raise RuntimeError("step() was not called: one step per global batch")
-                    recorder.spans(number, ("step", step_began, time.perf_counter()))
-                    if self._at.step % config.record.logging_steps == 0:
-                        self._log(reporter)
-                    saver.after_step(self._at.step, lambda: self._log(reporter))
+                    lap = Lap(step_began, self._waited_s, *self._optimizing)
+                    try:
+                        if self._at.step % config.record.logging_steps == 0:
+                            self._log(reporter)
+                        saver.after_step(self._at.step, lambda: self._log(reporter))
+                    finally:
+                        recorder.step(
+                            lap.times(
+                                self._at.step,
+                                saver.take_stall(),
+                                time.perf_counter(),
+                                COMPILES if compiles else 0,
+                            )
+                        )
+                    compiles = False
                 self._log(reporter)
                 saver.finish()
             finally:
@@ -143,7 +162,9 @@ class KeptLoop:
         engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
         self._turns_are_done = False
         for position in range(accumulation):
+            asked_s = time.perf_counter()
             micro, batch = next(turns)
+            self._waited_s += time.perf_counter() - asked_s
             if not engine.wants(micro):
                 continue
             self._micro = micro
@@ -165,8 +186,11 @@ class KeptLoop:
         """Clip, set the learning rate, move the weights, forget the gradients."""
         if not self._turns_are_done:
             raise RuntimeError("step() was called before all of the step's batches were used")
+        began_s, in_backward = time.perf_counter(), self._engine.waiting.take()
         self._engine.complete_gradients(self._at.step)
         self._engine.step(self._at.step)
+        in_optimizer = self._engine.waiting.take()
+        self._optimizing = (began_s, time.perf_counter(), in_backward, in_optimizer)
         self._at.step += 1
         self._turns_are_done = False
 

@@ -29,7 +29,7 @@ from drivetrain.data.feed import Turn
 from drivetrain.data.sources import source_from
 from drivetrain.parallel.live_world import LiveWorld, Seat
 from drivetrain.train.live_meter import LiveMeter
-from drivetrain.train.loop import Loop
+from drivetrain.train.loop import Lap, Loop
 from drivetrain.train.replicas import Replicas, State, sum_gradients
 
 
@@ -81,43 +81,40 @@ class LiveLoop(Loop):
         finally:
             self._replicas.leave()
 
-    def _one_step(self, turns: Iterator[Turn]) -> None:  # noqa: ARG002 - dealt after the quorum
-        while not self._attempt():
+    def _one_step(self, turns: Iterator[Turn]) -> Lap:  # noqa: ARG002 - dealt after the quorum
+        while (lap := self._attempt()) is None:
             self.recorder.instant("live_step_again", step=self.at.step)
             self.engine.optimizer.zero_grad()
             self.meter.forget()
         self.dealt.steps_done = self.at.step + 1
+        return lap
 
-    def _attempt(self) -> bool:
-        """One try at the present step; False when it must be done again."""
-        began = perf_counter()
-        met = self._replicas.meet()
+    def _attempt(self) -> Lap | None:
+        """One try at the present step; None when it must be done again."""
+        began, waiting = perf_counter(), self.engine.waiting
+        waiting.take()
+        with waiting.around():
+            met = self._replicas.meet()
         if met is None:
-            return self._replicas.commit()  # refused; it tells the lighthouse to bring us together
+            self._replicas.commit()  # refused; it tells the lighthouse to bring us together
+            return None
         self.at.step = step = met[0]  # further on, when others were
         self._sit_down(*met[1:])
-        dealt = perf_counter()
         waited = self._train_share()
         sums = self.meter.own()
-        if self._seat.num_replicas > 1:
-            sums = sum_gradients(self._parameters, sums, self._replicas)
-        if not self._replicas.commit():
-            return False
+        with waiting.around():
+            if self._seat.num_replicas > 1:
+                sums = sum_gradients(self._parameters, sums, self._replicas)
+            if not self._replicas.commit():
+                return None
         self.meter.settle(sums.tolist())
-        optimizing = perf_counter()
+        optimizing, for_others = perf_counter(), waiting.take()
         self.engine.complete_gradients(step)
         self.notify("on_before_optimizer_step", step)
         self.engine.step(step)
-        ended = perf_counter()
-        self.recorder.spans(
-            step,
-            ("step", began, ended),
-            ("quorum", began, dealt),
-            ("data_wait", dealt, dealt + waited),
-            ("optimizer", optimizing, ended),
-        )
+        ended, in_optimizer = perf_counter(), waiting.take()
         self.notify("on_train_batch_end", step)
-        return True
+        return Lap(began, waited, optimizing, ended, for_others, in_optimizer)
 
     def _sit_down(self, rank: int, num_replicas: int) -> None:
         if (rank, num_replicas) != (self._seat.rank, self._seat.num_replicas):

@@ -61,7 +61,8 @@ class LocalEngine(Engine):
         is_warmup = self.rounds.is_warmup(step)
         self.meter.is_alone = not is_warmup
         if is_warmup:
-            self.spread.sum_gradients()
+            with self.waiting.around():
+                self.spread.sum_gradients()
         super().complete_gradients(step)
 
     def step(self, step: int) -> None:
@@ -70,7 +71,8 @@ class LocalEngine(Engine):
             self.spread.about_to_move(self.meter.own_count())
         super().step(step)
         if self.rounds.ends_after(step):
-            self.spread.agree()
+            with self.waiting.around():
+                self.spread.agree()
 
 
 class LocalMeter(Meter):

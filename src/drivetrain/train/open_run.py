@@ -13,9 +13,15 @@ import torch
 from drivetrain._version import __version__
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import next_run_directory, remember_attempt, remember_directory
-from drivetrain.record.sinks import make_sink
+from drivetrain.record.session import (
+    beginnings,
+    next_run_directory,
+    remember_attempt,
+    remember_directory,
+)
+from drivetrain.record.sinks import PER_NODE, make_sink
 from drivetrain.train.assemble import Assembly
+from drivetrain.train.utilization import device_name
 
 
 def open_directory(assembly: Assembly) -> RunDirectory:
@@ -32,31 +38,41 @@ def open_directory(assembly: Assembly) -> RunDirectory:
     return directory
 
 
-def begin_attempt(assembly: Assembly, directory: RunDirectory, number: int) -> None:
+def begin_attempt(
+    assembly: Assembly, directory: RunDirectory, number: int, resumed_step: int
+) -> None:
     """Rank 0 writes down what this life of the run starts with."""
     if assembly.world.identity.local_rank == 0:
         remember_attempt(number)
     if assembly.world.is_main:
         directory.write_run_yaml(assembly.resolved.to_yaml())
-        directory.begin_attempt(number, _facts(assembly))
+        directory.begin_attempt(number, {**_facts(assembly), "resumed_step": resumed_step})
 
 
-def open_recorder(assembly: Assembly, directory: RunDirectory) -> Recorder:
-    """This rank's event file; the sinks hang on rank 0's."""
-    names = assembly.config.record.sinks if assembly.world.is_main else ()
+def open_recorder(assembly: Assembly, directory: RunDirectory, attempt: int) -> Recorder:
+    """This rank's event file; the sinks hang on rank 0's, and some on each node's first."""
+    identity = assembly.world.identity
+    names: tuple[str, ...] = tuple(assembly.config.record.sinks)
+    if not assembly.world.is_main:
+        names = tuple(name for name in names if identity.local_rank == 0 and name in PER_NODE)
     sinks = [make_sink(name, directory) for name in names]
-    return Recorder(directory.events(assembly.world.identity.rank), sinks)
+    recorder = Recorder(directory.events(identity.rank), sinks, attempt)
+    recorder.watch_system(assembly.config.record.system_every_s)
+    return recorder
 
 
 def _facts(assembly: Assembly) -> dict[str, Any]:
     identity = assembly.world.identity
     return {
+        **beginnings(),
         "started_s": time.time(),
         "host": socket.gethostname(),
         "environment": identity.environment,
         "world_size": identity.world_size,
+        "total_steps": assembly.total_steps,
         "layout": str(assembly.world.layout),
         "device": str(assembly.world.device),
+        "device_name": device_name(assembly.world.device),
         "drivetrain": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

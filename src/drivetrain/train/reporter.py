@@ -9,6 +9,7 @@ from drivetrain.record.progress import Snapshot, make_progress
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History, StepMetrics
+from drivetrain.train.utilization import tokens_per_s_at_peak
 
 
 class Reporter:
@@ -21,6 +22,7 @@ class Reporter:
         self._progress = make_progress(
             assembly.config.record.progress, assembly.total_steps, is_main=assembly.world.is_main
         )
+        self._tokens_per_s_at_peak = tokens_per_s_at_peak(assembly)
         self._began_s = self._last_s = time.perf_counter()
 
     def begin(self, run_dir: Path | None) -> None:
@@ -59,13 +61,19 @@ class Reporter:
         rates = {"throughput/samples_per_sec": samples_per_s}
         if tokens_per_s is not None:
             rates["throughput/tokens_per_sec"] = tokens_per_s
-        self._recorder.scalars(last.step, {**_scalars(last), **rates})
+            if self._tokens_per_s_at_peak is not None:
+                rates["throughput/device/mfu"] = tokens_per_s / self._tokens_per_s_at_peak
+        values = {**_scalars(last), **rates, **self._recorder.take_mean_times()}
+        if self._assembly.world.is_main:
+            self._recorder.scalars(last.step, values)
+        else:  # the same numbers on every rank: once is enough
+            self._recorder.show(values, last.step)
 
     def evaluation(self, result: EvaluationResult, length: int | None) -> None:
         """One pass over the validation data."""
-        self._recorder.scalars(
-            result.step, {f"val/{name}": value for name, value in result.metrics.items()}
-        )
+        values = {f"val/{name}": value for name, value in result.metrics.items()}
+        if self._assembly.world.is_main:
+            self._recorder.scalars(result.step, values)
         figures = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
         of = length if length is not None else result.num_samples
         self._progress.say(

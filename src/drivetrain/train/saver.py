@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class Saver:
         self._is_writer = False
         self._is_from_another_run = False
         self._save_s, self._beside_s = 0.0, 0.0
+        self._stall_s = 0.0
         self._manifest: Manifest | None = None
 
     def open(self, directory: RunDirectory) -> int:
@@ -178,7 +180,21 @@ class Saver:
                 self._schedule(step, wishes.step_s)
         if is_due:
             log()
-            self.save(step)
+            with self._stalling():
+                self.save(step)
+
+    def take_stall(self) -> float:
+        """Seconds that steps have waited for saves since the last call."""
+        seconds, self._stall_s = self._stall_s, 0.0
+        return seconds
+
+    @contextmanager
+    def _stalling(self) -> Iterator[None]:
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stall_s += time.perf_counter() - began_s
 
     def save(self, step: int) -> None:
         """Save now, and settle when to save next. A collective call."""
@@ -218,12 +234,15 @@ class Saver:
         """The last step is done: what it came to is kept."""
         if self._rule.every_steps is None:
             return
+        began_s = time.perf_counter()
         for _ in range(_LAST_TRIES):
             if self._save_and_wait(self.at.step):
                 break
             time.sleep(_PAUSE_S)
         if self._checkpointer is not None:
             self._checkpointer.close()
+        if self._recorder is not None:
+            self._recorder.spans(self.at.step, ("last_save", began_s, time.perf_counter()))
 
     def close(self) -> None:
         """Stop listening, whatever happened."""
@@ -240,7 +259,8 @@ class Saver:
     def _stop_here(self, step: int) -> None:
         """All ranks, at the same step: save, and leave with the code that means "resume me"."""
         began = time.perf_counter()
-        is_saved = self._rule.every_steps is not None and self._save_and_wait(step)
+        with self._stalling():
+            is_saved = self._rule.every_steps is not None and self._save_and_wait(step)
         signal = self._stop.received or "a signal on another rank"
         took_s = time.perf_counter() - began
         outcome = f"was saved in {took_s:.1f} s" if is_saved else "was not saved"

@@ -82,8 +82,8 @@ class Trainer:
             self.run_dir = self.history.run_dir = directory.path
             saver = Saver(assembly, self.history, self.stateful)
             self.attempt = attempt = saver.open(directory)
-            begin_attempt(assembly, directory, attempt)
-            with open_recorder(assembly, directory) as recorder:
+            begin_attempt(assembly, directory, attempt, saver.at.step)
+            with open_recorder(assembly, directory, attempt) as recorder:
                 recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
                 recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
                 self._train(assembly, recorder, saver, train, val)
@@ -109,6 +109,7 @@ class Trainer:
             report=reporter.steps,
             saver=saver,
             at=saver.at,
+            compiles=config.compile.enabled,
         )
         if config.fault_tolerance == "live":
             from drivetrain.train.live import go_live  # torchft's, and only then

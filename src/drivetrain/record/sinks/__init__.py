@@ -22,21 +22,30 @@ class Sink(Protocol):
     """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on."""
 
     name: str
+    every_s: float
+    """How often it is given what has come in: a costly one less often, in larger batches."""
 
     def write(self, batch: Sequence[Scalars]) -> None:
         """Show or store a batch, oldest first."""
         ...
 
-    def close(self) -> None:
-        """Let go of files and connections."""
+    def close(self, *, failed: bool) -> None:
+        """Let go of files and connections; `failed` when the attempt ends by an error."""
         ...
 
 
 # Looked up by name and imported only when asked for: a sink's library may be heavy.
 SINKS = {
+    "mlflow": ("drivetrain.record.sinks.mlflow", "MLflowSink"),
+    "prometheus": ("drivetrain.record.sinks.prometheus", "PrometheusSink"),
+    "wandb": ("drivetrain.record.sinks.wandb", "WandbSink"),
     "jsonl": ("drivetrain.record.sinks.jsonl", "JsonlSink"),
     "tensorboard": ("drivetrain.record.sinks.tensorboard", "TensorBoardSink"),
 }
+
+
+PER_NODE = ("prometheus",)
+"""Those that every node has of its own; the others hang on rank 0."""
 
 
 def as_json(values: Mapping[str, float]) -> dict[str, float | str]:

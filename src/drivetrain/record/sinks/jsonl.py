@@ -13,6 +13,7 @@ class JsonlSink:
     """Lines such as {"step": 10, "time_s": …, "train/loss": 2.31}."""
 
     name = "jsonl"
+    every_s = 0.5
 
     def __init__(self, directory: RunDirectory) -> None:
         self._file = directory.scalars.open("a", encoding="utf-8")
@@ -23,6 +24,6 @@ class JsonlSink:
             self._file.write(json.dumps({"step": step, "time_s": time_s, **as_json(values)}) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:  # noqa: ARG002
         """Close the file."""
         self._file.close()

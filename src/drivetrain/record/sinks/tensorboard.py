@@ -14,6 +14,7 @@ class TensorBoardSink:
     """`tensorboard --logdir <run>/tensorboard`, or the directory above to compare runs."""
 
     name = "tensorboard"
+    every_s = 2.0
 
     def __init__(self, directory: RunDirectory) -> None:
         require("tensorboard", extra="tensorboard")
@@ -31,6 +32,6 @@ class TensorBoardSink:
             self._events.add_summary(Summary(value=points), step, time_s)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:  # noqa: ARG002
         """Flush and close the event file."""
         self._writer.close()

@@ -1,0 +1,187 @@
+"""`drivetrain status` and `drivetrain runs`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.units import readable_duration, readable_rate
+from drivetrain.record.ledger import CLASSES, Ledger
+from drivetrain.record.ledger.look import COLOURS, LABELS
+from drivetrain.record.reading import open_run
+from drivetrain.record.status import Status, status_of
+
+_STATE_COLOURS = {
+    "running": "bold cyan",
+    "finished": "bold green",
+    "failed": "bold red",
+    "stalled": "bold red",
+    "preempted": "bold yellow",
+}
+
+
+def status(address: str, *, as_json: bool) -> int:
+    """One run."""
+    found = status_of(open_run(address), time.time())
+    if as_json:
+        print_json(as_document(found))
+        return 0
+    console = Console(highlight=False)
+    console.print(headline(found))
+    for line in figures(found):
+        console.print(Text(f"  {line}"))
+    if found.ledger.wall_s > 0:
+        console.print()
+        console.print(bar(found.ledger, min(console.width, 100) - 4))
+        console.print(ledger_table(found.ledger))
+    return 0
+
+
+def runs(folder: str, *, as_json: bool) -> int:
+    """Every run under a folder, the newest first."""
+    root = Path(folder)
+    if not root.is_dir():
+        remedy = "give the folder that holds runs (output_dir; default: runs)"
+        raise ConfigError([Problem("DIR", "no such directory", remedy, folder)])
+    found = [status_of(open_run(path), time.time()) for path in run_folders(root)]
+    found.sort(key=lambda each: each.last_sign_s, reverse=True)
+    if as_json:
+        print_json([as_document(each) for each in found])
+        return 0
+    console = Console(highlight=False)
+    if not found:
+        console.print(f"no runs in {folder}", markup=False)
+        return 0
+    console.print(runs_table(found, time.time()))
+    return 0
+
+
+def run_folders(root: Path, depth: int = 3) -> list[Path]:
+    """Folders that hold a run, not looking inside them."""
+    if (root / "attempts").is_dir():
+        return [root]
+    if depth == 0:
+        return []
+    inner = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
+    return [run for each in sorted(inner) for run in run_folders(each, depth - 1)]
+
+
+def headline(found: Status) -> Text:
+    """Name, state, and where it is."""
+    text = Text(found.name, style="bold")
+    text.append("  ")
+    text.append(found.state, style=_STATE_COLOURS.get(found.state, "bold"))
+    of = f" of {found.max_steps:,}" if found.max_steps else ""
+    text.append(f"  step {found.step:,}{of}")
+    return text
+
+
+def figures(found: Status) -> list[str]:
+    """What is known, a line each."""
+    attempts = f"{found.num_attempts} attempt{'s' if found.num_attempts != 1 else ''}"
+    ranks = f"{found.world_size:,} rank{'s' if found.world_size != 1 else ''}"
+    where = f" ({found.layout})" if found.layout else ""
+    lines = [f"{ranks}{where} on {found.device or 'unknown devices'}, {attempts}"]
+    if found.reason:
+        lines.append(f"last attempt: {found.reason}")
+    rates = [f"loss {found.loss:.4f}"] if found.loss is not None else []
+    if found.samples_per_s is not None:
+        rates.append(f"{readable_rate(found.samples_per_s)} samples/s")
+    if found.tokens_per_s is not None:
+        rates.append(f"{readable_rate(found.tokens_per_s)} tokens/s")
+    if found.mfu is not None:
+        rates.append(f"MFU {found.mfu:.1%}")
+    if rates:
+        lines.append(", ".join(rates))
+    ledger = found.ledger
+    if ledger.wall_s > 0:
+        ago = readable_duration(max(0.0, time.time() - ledger.end_s))
+        lines.append(
+            f"goodput {ledger.goodput:.1%} of {readable_duration(ledger.wall_s)}, "
+            f"last sign of life {ago} ago"
+        )
+    if found.money is not None:
+        lost = found.money.spent - found.money.productive
+        lines.append(f"cost {found.money.spent:,.2f}, of which {lost:,.2f} was not productive")
+    return lines
+
+
+def bar(ledger: Ledger, width: int) -> Text:
+    """The ledger as one line, a class in proportion to its seconds."""
+    shown = {name: s for name, s in ledger.seconds.items() if s > 0}
+    text = Text("  ")
+    total, drawn, passed = sum(shown.values()), 0, 0.0
+    for name, seconds in shown.items():
+        passed += seconds
+        upto = round(width * passed / total)
+        text.append("█" * (upto - drawn), style=COLOURS[name])
+        drawn = upto
+    return text
+
+
+def ledger_table(ledger: Ledger) -> Table:
+    """Seconds and shares of the classes there are."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    seconds = ledger.seconds
+    for name in CLASSES:
+        if seconds[name] >= 0.0005:
+            label = Text("■ ", style=COLOURS[name]) + Text(LABELS[name], style="default")
+            table.add_row(label, f"{seconds[name]:,.1f} s", f"{ledger.share(name):.1%}")
+    of = f", mean of {ledger.num_ranks} ranks" if ledger.num_ranks > 1 else ""
+    table.add_row(Text(f"wall clock{of}", style="bold"), f"{ledger.wall_s:,.1f} s", "")
+    return table
+
+
+def runs_table(found: list[Status], now_s: float) -> Table:
+    """One line each."""
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("run", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "loss", "ranks", "attempts", "goodput", "wall clock", "last sign"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in found:
+        table.add_row(
+            Text(each.name),
+            Text(each.state, style=_STATE_COLOURS.get(each.state, "")),
+            f"{each.step:,}" + (f"/{each.max_steps:,}" if each.max_steps else ""),
+            "" if each.loss is None else f"{each.loss:.4f}",
+            f"{each.world_size:,}",
+            str(each.num_attempts),
+            f"{each.ledger.goodput:.0%}" if each.ledger.wall_s else "",
+            readable_duration(each.ledger.wall_s),
+            f"{readable_duration(max(0.0, now_s - each.last_sign_s))} ago",
+        )
+    return table
+
+
+def as_document(found: Status) -> dict[str, Any]:
+    """For programs."""
+    ledger, money = found.ledger, found.money
+    names = ("name", "state", "reason", "step", "max_steps", "num_attempts", "world_size", "layout")
+    rates = ("device", "loss", "samples_per_s", "tokens_per_s", "mfu", "last_sign_s")
+    return {
+        **{name: getattr(found, name) for name in (*names, *rates)},
+        "wall_s": ledger.wall_s,
+        "goodput": ledger.goodput,
+        "ledger_s": ledger.seconds,
+        "unaccounted_s": ledger.unaccounted_s,
+        "cost": None if money is None else {"spent": money.spent, "productive": money.productive},
+    }
+
+
+def print_json(document: Any) -> None:
+    """Plain, so that a pipe gets what a program expects."""
+    Console(highlight=False, soft_wrap=True).print(
+        json.dumps(document, indent=2), markup=False, highlight=False
+    )

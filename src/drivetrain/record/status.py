@@ -1,0 +1,109 @@
+"""Status: what one wants to know of a run at a glance. From its directory alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.record.ledger import Ledger, ledger_of
+from drivetrain.record.reading import PastAttempt, RunReading, Series
+
+QUIET_S = 60.0
+"""A run that has written nothing for longer may be gone: nobody may be left to say so."""
+
+
+@dataclass(frozen=True)
+class Money:
+    """What the devices cost while the run had them."""
+
+    spent: float
+    productive: float
+    """The part of it that went into productive seconds."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """One run."""
+
+    name: str
+    state: str
+    """running, quiet, finished, failed, stalled, preempted …"""
+    reason: str
+    step: int
+    max_steps: int | None
+    num_attempts: int
+    world_size: int
+    layout: str
+    device: str
+    loss: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    ledger: Ledger
+    money: Money | None
+
+    @property
+    def last_sign_s(self) -> float:
+        """When it was last heard of, in seconds since the epoch."""
+        return self.ledger.end_s
+
+
+def status_of(run: RunReading, now_s: float) -> Status:
+    """Where a run stands. Reads rank 0's events and a sample of the ranks' steps."""
+    attempts = run.attempts()
+    last = attempts[-1] if attempts else None
+    scalars, ledger = run.scalars() if run.ranks else {}, ledger_of(run)
+    record: dict[str, Any] = run.config.get("record") or {}
+    price = record.get("price_per_device_hour")
+    facts = last.start if last is not None else {}
+    return Status(
+        name=run.name,
+        state=_state(run, last, ledger, now_s),
+        reason=last.reason if last is not None and last.kind != "finished" else "",
+        step=max(run.last_step(), last.last_step if last is not None else 0),
+        max_steps=facts.get("total_steps") or run.config.get("max_steps"),
+        num_attempts=len(attempts),
+        world_size=last.world_size if last is not None else 0,
+        layout=str(facts.get("layout") or ""),
+        device=str(facts.get("device_name") or facts.get("device") or ""),
+        loss=_newest(scalars, "train/loss"),
+        samples_per_s=_newest(scalars, "throughput/samples_per_sec"),
+        tokens_per_s=_newest(scalars, "throughput/tokens_per_sec"),
+        mfu=_newest(scalars, "throughput/device/mfu"),
+        ledger=ledger,
+        money=None if price is None else _money(attempts, ledger, float(price)),
+    )
+
+
+def _state(run: RunReading, last: PastAttempt | None, ledger: Ledger, now_s: float) -> str:
+    if last is None:
+        return "starting"
+    if last.kind is not None and not last.end.get("restarts"):
+        return last.kind
+    if last.kind is not None:
+        return "restarting" if now_s - ledger.end_s < QUIET_S else "quiet"
+    ends = {event.name for event in run.tail(run.ranks[0], 3)} if run.ranks else set()
+    if "run_end" in ends:
+        return "finished"
+    if "run_failed" in ends:
+        return "failed"
+    return "running" if now_s - ledger.end_s < QUIET_S else "quiet"
+
+
+def _money(attempts: tuple[PastAttempt, ...], ledger: Ledger, price_per_hour: float) -> Money:
+    """Devices cost while an attempt has them, not while nobody runs it."""
+    sizes = {attempt.number: attempt.world_size for attempt in attempts}
+    spent = productive = 0.0
+    size = next(iter(sizes.values()), 0)
+    for segment in ledger.segments:
+        size = sizes.get(segment.attempt, size)  # between attempts: what the one before had
+        hours = size * price_per_hour / 3600
+        unpaid = {"idle", "preempted"}
+        spent += hours * sum(s for name, s in segment.seconds.items() if name not in unpaid)
+        productive += hours * segment.seconds.get("productive", 0.0)
+    return Money(spent, productive)
+
+
+def _newest(scalars: dict[str, Series], name: str) -> float | None:
+    series = scalars.get(name)
+    return float(series.values[-1]) if series is not None and len(series) else None

@@ -1,0 +1,117 @@
+"""`drivetrain status` and `drivetrain runs`, on runs that were written by hand and by Trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from drivetrain.cli.main import app
+from drivetrain.core.errors import ConfigError
+from drivetrain.record import RunDirectory
+from drivetrain.record.reading import open_run
+from drivetrain.record.status import QUIET_S, status_of
+from drivetrain.record.step_file import StepTimes, StepWriter
+
+
+def write_run(path: Path, ranks: int = 2, **end: Any) -> RunDirectory:
+    """Ten steps of a second each, after ten seconds of starting."""
+    run = RunDirectory.at(path)
+    run.write_run_yaml(
+        "config: {max_steps: 20, record: {price_per_device_hour: 36.0}}\nsources: {}\n"
+    )
+    facts = {"command_s": 1000.0, "launched_s": 1002.0, "started_s": 1009.0}
+    run.begin_attempt(1, {**facts, "world_size": ranks, "layout": "dp_replicate=2"})
+    for rank in range(ranks):
+        writer = StepWriter(run.events(rank).with_suffix(".steps"), 1)
+        steps = [
+            StepTimes(step, 1009.0 + step, 0.25, 0.5, 0.25, 0.0, 0.0, 0.0) for step in range(1, 11)
+        ]
+        writer.write(steps)
+        writer.close()
+    lines = [
+        {"step": 10, "values": {"train/loss": 0.5, "throughput/samples_per_sec": 64.0}},
+    ]
+    text = "".join(
+        json.dumps({"kind": "scalars", "time_s": 1019.9, **line}) + "\n" for line in lines
+    )
+    run.events(0).write_text(text)
+    if end:
+        run.end_attempt(1, end)
+    return run
+
+
+def test_what_a_status_says(tmp_path: Path) -> None:
+    write_run(tmp_path / "gpt", kind="finished", time_s=1020.0)
+    found = status_of(open_run(tmp_path / "gpt"), now_s=1100.0)
+    assert (found.state, found.step, found.max_steps) == ("finished", 10, 20)
+    assert (found.loss, found.samples_per_s, found.tokens_per_s) == (0.5, 64.0, None)
+    assert found.ledger.wall_s == 20.0
+    assert found.ledger.goodput == 0.25
+    # two devices for 20 seconds at a cent a second each
+    assert found.money is not None
+    assert found.money.spent == pytest.approx(0.4)
+    assert found.money.productive == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("end", "after_s", "state"),
+    [
+        ({}, 1.0, "running"),
+        ({}, QUIET_S + 5, "quiet"),
+        ({"kind": "failed", "time_s": 1020.0}, 1.0, "failed"),
+        ({"kind": "failed", "time_s": 1020.0, "restarts": True}, 1.0, "restarting"),
+        ({"kind": "preempted", "time_s": 1020.0}, 1.0, "preempted"),
+    ],
+)
+def test_the_state_of_a_run(
+    tmp_path: Path, end: dict[str, Any], after_s: float, state: str
+) -> None:
+    write_run(tmp_path / "gpt", **end)
+    assert status_of(open_run(tmp_path / "gpt"), 1020.0 + after_s).state == state
+
+
+def test_the_verb_shows_it_and_gives_it_to_programs(tmp_path: Path) -> None:
+    failures = [{"rank": 1, "exit_code": -9, "error": ""}]
+    write_run(tmp_path / "gpt", kind="failed", time_s=1020.0, failures=failures)
+    shown = CliRunner().invoke(app, ["status", str(tmp_path / "gpt")])
+    assert shown.exit_code == 0, shown.output
+    for text in ("gpt  failed  step 10 of 20", "rank 1: killed by signal 9", "goodput 25.0%"):
+        assert text in shown.output
+    assert "cost 0.40, of which 0.30 was not productive" in shown.output
+    document = json.loads(
+        CliRunner().invoke(app, ["status", str(tmp_path / "gpt"), "--json"]).output
+    )
+    assert document["ledger_s"]["productive"] == pytest.approx(5.0)
+    assert sum(document["ledger_s"].values()) == pytest.approx(document["wall_s"])
+
+
+def test_runs_are_listed_the_newest_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "old", kind="finished", time_s=1020.0)
+    write_run(tmp_path / "new", kind="failed", time_s=1030.0)
+    (tmp_path / "notes").mkdir()
+    shown = CliRunner().invoke(app, ["runs", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert [line.split()[:2] for line in shown.output.splitlines()[1:]] == [
+        ["new", "failed"],
+        ["old", "finished"],
+    ]
+    empty = CliRunner().invoke(app, ["runs", str(tmp_path / "notes")])
+    assert empty.output.startswith("no runs in")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "nowhere"], r"RUN = nowhere: no such directory; give a run's directory"),
+        (["runs", "nowhere"], r"DIR = nowhere: no such directory; give the folder"),
+    ],
+)
+def test_what_is_not_there_is_said_so(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise done.exception
