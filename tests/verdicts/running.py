@@ -117,7 +117,7 @@ def _finish(
         if time.monotonic() > deadline_s:
             for node in nodes:
                 node.kill()
-            raise AssertionError(f"not over in time: {log.read_text()}")
+            raise TimeoutError(f"not over in time: {log.read_text()}")
         time.sleep(0.02)
     return max(code or 0 for code in codes)
 

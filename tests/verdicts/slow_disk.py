@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_BYTES_PER_S = 4 << 20
+_BYTES_PER_S = 32 << 20
 
 
 @contextmanager

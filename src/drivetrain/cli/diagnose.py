@@ -35,7 +35,11 @@ def _show(findings: list[Finding], console: Console) -> None:
         if finding.attempt is not None:
             head.append(f"  (attempt {finding.attempt})", style="dim")
         console.print(head)
-        console.print(Padding(Text(finding.what), (0, 0, 0, 2)))
-        console.print(Padding(Text(f"→ {finding.remedy}", style="green"), (0, 0, 0, 2)))
+        _print(console, Text(finding.what), 2)
+        _print(console, Text(f"→ {finding.remedy}", style="green"), 2)
         for line in finding.evidence:
-            console.print(Padding(Text(f"· {line}", style="dim"), (0, 0, 0, 4)))
+            _print(console, Text(f"· {line}", style="dim"), 4)
+
+
+def _print(console: Console, text: Text, indent: int) -> None:
+    console.print(Padding(text, (0, 0, 0, indent), expand=False))

@@ -89,7 +89,7 @@ def show(summaries: dict[int, Summary], console: Console) -> None:
     rank, first = next(iter(summaries.items()))
     console.print()
     tops = Table(box=None, pad_edge=False, header_style="bold")
-    tops.add_column(f"operators of rank {rank}")
+    tops.add_column(f"operators of rank {rank}", no_wrap=True)
     for name in ("calls/step", "ms/step", "share"):
         tops.add_column(name, justify="right")
     steps, total_s = max(1, first.num_steps), first.compute_s or 1.0

@@ -74,9 +74,9 @@ def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:
             for rank, name in _by_rank(run, f"{folder}/stacks", ".txt").items()
         },
         calls={
-            rank: parse_calls(document)
+            rank: calls
             for rank, name in _by_rank(run, f"{folder}/collectives", ".json").items()
-            if (document := run.document(name))
+            if (calls := _calls(run.document(name)))
         },
         non_finite={
             rank: document
@@ -84,6 +84,13 @@ def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:
             if (document := run.document(name))
         },
     )
+
+
+def _calls(document: Mapping[str, Any]) -> Calls | None:
+    try:
+        return parse_calls(document)
+    except (KeyError, TypeError, IndexError):  # of a rank that had none to tell, or damaged
+        return None
 
 
 def _by_rank(run: RunReading, folder: str, suffix: str) -> dict[int, str]:

@@ -38,7 +38,11 @@ class ProfileRequest:
     def environment(self) -> dict[str, str]:
         """For the ranks; hooks that are named already stay."""
         hooks = [name for name in os.environ.get("DRIVETRAIN_HOOKS", "").split(",") if name]
-        return {VARIABLE: json.dumps(asdict(self)), "DRIVETRAIN_HOOKS": ",".join([*hooks, HOOK])}
+        return {
+            VARIABLE: json.dumps(asdict(self)),
+            "DRIVETRAIN_HOOKS": ",".join([*hooks, HOOK]),
+            "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),  # says it is starting
+        }
 
     @classmethod
     def from_environment(cls) -> ProfileRequest:
