@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,35 @@ def test_of_two_ranks_the_one_that_broke_the_order_so_far_is_the_odd_one(odd: in
     finding = hang.judge(evidence)
     assert finding is not None
     assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (odd,))
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rare_call_just_before_does_not_hide_who_broke_the_order(odd: int) -> None:
+    usual = (*("all_gather", "all_reduce") * 4, "barrier")  # as logging does now and then
+    evidence = Evidence(
+        1,
+        end=STALLED,
+        calls={
+            odd: calls(*usual, "all_reduce", pending=True),
+            1 - odd: calls(*usual, "all_gather", pending=True),
+        },
+    )
+    finding = hang.judge(evidence)
+    assert finding is not None
+    assert finding.ranks == (odd,)
+
+
+def test_a_rank_that_gloo_aborted_is_told_by_its_stack_and_the_others_calls() -> None:
+    usual = ("all_gather", "all_reduce") * 4
+    end = {"kind": "failed", "step": 5, "failures": [failure(1, -6)], "exits": {"1": -6}}
+    others = calls(*usual, "all_gather", pending=True)
+    sites = {"all_gather": USERS, "all_reduce": OTHER_LINE}
+    told = Calls(tuple(replace(c, frames=(sites[c.op],)) for c in others.calls), others.groups)
+    at = {1: stacks_at(TORCHS, OTHER_LINE)}  # in the all_reduce, where an all_gather was due
+    finding = crash.judge(Evidence(1, end=end, stacks=at, calls={0: told}))
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (1,))
+    assert "called all_reduce [7] at train.py:44 in loss where rank 0" in finding.what
 
 
 def test_without_collectives_the_rank_outside_of_one_is_the_one() -> None:

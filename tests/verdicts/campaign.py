@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from drivetrain.record.reading import open_run
 
 from drivetrain.diagnose import straggler
+from drivetrain.record.reading import open_run
 from tests.verdicts.faults import FAULTS, Plant, score
 from tests.verdicts.running import Outcome, Stage, run_planted
 

@@ -8,12 +8,13 @@ and where they do, who has not come so far.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drivetrain.diagnose.stacks import Frame, innermost_users
 
+_Signature = tuple[str, tuple[tuple[int, ...], ...]]
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Their sizes may differ between the root and the others."""
 
@@ -30,7 +31,7 @@ class Call:
     frames: tuple[Frame, ...] = ()
 
     @property
-    def signature(self) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    def signature(self) -> _Signature:
         """What must be the same on every rank."""
         return self.op, () if self.op in _ROOTED or "gather" in self.op else self.sizes
 
@@ -114,15 +115,20 @@ def _odd_ones(
     """The minority; of two equal camps, the one that broke the order the run had so far."""
     votes = Counter(call.signature for call in here.values()).most_common()
     usual = votes[0][0] if len(votes) == 1 or votes[0][1] > votes[1][1] else None
-    usual = usual or _expected(next(iter(own.values())), number)
-    if usual not in {signature for signature, _ in votes}:
+    candidates = {signature for signature, _ in votes}
+    if usual is None:
+        longest = max(own.values(), key=len)
+        before = [longest[n].signature for n in sorted(longest) if n < number]
+        usual = _next(before)
+        if usual not in candidates:  # something rare came before: go by these calls alone
+            usual = _next([signature for signature in before if signature in candidates])
+    if usual not in candidates:
         return tuple(here)
     return tuple(rank for rank, call in here.items() if call.signature != usual)
 
 
-def _expected(history: Mapping[int, Call], number: int) -> Any:
-    """What has followed before on the call that came last, going by as many as are alike."""
-    before = [history[n].signature for n in sorted(history) if n < number]
+def _next(before: Sequence[_Signature]) -> _Signature | None:
+    """What has followed before on what came last, going by as many calls as are alike."""
     for depth in range(min(8, len(before)), 0, -1):
         tail = before[-depth:]
         followers = Counter(

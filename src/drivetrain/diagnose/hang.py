@@ -6,6 +6,7 @@ called something else; the ranks' stacks, which say where each one is; and who h
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from drivetrain.diagnose.collectives import (
@@ -106,13 +107,16 @@ def aborted(evidence: Evidence, rank: int) -> Finding | None:
     pending = next((calls.latest for calls in others.values() if calls.latest), None)
     line = _line(evidence, rank)
     than = f" than the {pending} that {listed(list(others))} called" if pending else ""
+    # one that is ended takes what it called with it: of several nobody can tell which it was
+    ended = sorted(r for r, code in evidence.exits.items() if code == -signal.SIGABRT)
+    who = evidence.who(rank) if len(ended) < 2 else f"one of {listed(ended)} ({evidence.host})"
     return Finding(
         Severity.ERROR,
         Kind.MISMATCH,
-        f"{evidence.who(rank)} called a collective of another size{than}, at {line}",
+        f"{who} called a collective of another size{than}, at {line}",
         _SAME_SHAPE,
         ("gloo aborts a process that is sent more than it has asked for",),
-        (rank,),
+        tuple(ended) or (rank,),
         evidence.host_of(rank),
         line,
         evidence.attempt,

@@ -51,7 +51,9 @@ def tell_collectives() -> None:
     place = _places.get(COLLECTIVES)
     if place is not None:
         with contextlib.suppress(Exception):
-            write_whole(place, json.dumps(_collectives()))
+            told = _collectives()
+            if told is not None or not place.exists():  # a failed rank has told, and left its group
+                write_whole(place, json.dumps(told))
 
 
 def _listen(path: str) -> None:
