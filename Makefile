@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants verdicts horovod clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -54,6 +55,9 @@ ledger:                           ## 20 runs of every kind: does the ledger add 
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
+
+verdicts:                         ## planted faults and clean runs, and what diagnose says of them (an hour)
+	$(BIN)/python -m tests.verdicts.campaign benchmarks/results/verdicts
 
 bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead

@@ -170,6 +170,16 @@ def test_a_first_step_is_not_measured_by_the_floor() -> None:
     assert watch.observe([page(1, 0.0)], 900) is None
 
 
+def test_steps_that_came_between_two_looks_are_enough_to_know_how_long_one_takes() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=1000))
+    watch.observe([page(0, 0.0, Phase.STARTING)], 0.1)
+    watch.observe([page(5, 3.0)], 3.1)
+    assert watch.allowed_s(Phase.STEPPING) == pytest.approx(6.0)  # ten times (3 s / 5 steps)
+    assert watch.observe([page(5, 3.0)], 9.5) is not None
+    watch.observe([page(6, 3.01)], 3.02)
+    assert watch.allowed_s(Phase.STEPPING) == pytest.approx(1.0)  # measured by now
+
+
 def test_the_rank_that_is_furthest_behind_is_named_and_a_script_without_pages_never_stalls() -> (
     None
 ):

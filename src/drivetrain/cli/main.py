@@ -288,6 +288,51 @@ def drill(
     raise typer.Exit(run_script_verb(words, ranks, tuple(faults.split(",")), at_step))
 
 
+@app.command()
+def diagnose(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or address.")],
+    as_json: AsJson = False,
+) -> None:
+    """What went wrong in RUN, or is slow: rank, host, line and remedy. Exit code 1 on an error.
+
+    Reads the run's directory and nothing else: the run may be over, under way, or on another
+    machine whose storage is mounted here.
+    """
+    from drivetrain.cli.diagnose import run
+
+    raise typer.Exit(run(run_dir, as_json=as_json))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+    options_metavar="[OPTIONS] [FLAGS]",
+)
+def profile(
+    context: typer.Context,
+    ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1,… or all.")] = "0",
+    steps: Annotated[str, typer.Option(help="FIRST:LAST, counted from 1.")] = "5:10",
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder.")] = "profile",
+    py_spy: Annotated[
+        bool, typer.Option("--py-spy", help="A flame graph of the Python code as well.")
+    ] = False,
+    nsys: Annotated[
+        bool, typer.Option("--nsys", help="Only print the command for Nsight Systems.")
+    ] = False,
+) -> None:
+    """Run SCRIPT with torch's profiler on chosen ranks and steps, and say where time went.
+
+    drivetrain profile [OPTIONS] [FLAGS] SCRIPT [ARGS]: flags and arguments are those of
+    `drivetrain train`. The traces open in Perfetto and in TensorBoard.
+    """
+    from drivetrain.cli.profile import Choice, run
+
+    raise typer.Exit(run(context.args, Choice(ranks, steps, output, py_spy, nsys)))
+
+
 @certify.command()
 def resume(
     script: Annotated[list[str], typer.Argument(help="Your script and its words.")],

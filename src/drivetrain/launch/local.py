@@ -17,6 +17,8 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.command import Command, add_our_flags, parse_command
 from drivetrain.record.session import RUN_DIR
 
+_FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
@@ -79,6 +81,9 @@ def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
     if not _meets_in_folder(args, given):
         # torch's own store outlives the attempt it was made for, and the next one dials it
         wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if not any(name in os.environ for name in _FLIGHT_RECORDERS):
+        # the latest collectives of each rank, for the verdict on a hang
+        wanted[_FLIGHT_RECORDERS[0]] = "512"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.failure import RankFailure, by_cause
 from drivetrain.supervise.policy import End, Kind
+from drivetrain.supervise.resources import Facts
+from drivetrain.supervise.testimony import Testimony
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Account:
     why: str
     restarts: bool = False
     """Whether the next attempt follows at once."""
+    exits: Mapping[int, int] = field(default_factory=dict)
+    """Of every rank of this node that ended by itself, those that ended well included."""
+    ranks: Sequence[int] = ()
+    """This node's."""
+    resources: Mapping[int, Facts] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """As they are written down, the root cause first."""
@@ -37,9 +44,19 @@ class Account:
             "why": self.why,
             "restarts": self.restarts,
             "failures": [
-                {"rank": f.rank, "pid": f.pid, "exit_code": f.exit_code, "error": f.error}
+                {
+                    "rank": f.rank,
+                    "pid": f.pid,
+                    "exit_code": f.exit_code,
+                    "error": f.error,
+                    "at_s": f.at_s,
+                    "is_collateral": f.is_collateral or f.was_ended_by_us,
+                }
                 for f in by_cause(self.failures)
             ],
+            "exits": dict(self.exits),
+            "hosts": dict.fromkeys(self.ranks, self.host),
+            "resources": dict(self.resources),
         }
 
 
@@ -61,18 +78,30 @@ def _named(session: Path) -> tuple[RunDirectory, int] | None:
         return None
 
 
-def write_end(session: Path, account: Account, stacks: Mapping[int, str]) -> None:
-    """Into the attempt the session's ranks have named."""
+def write_end(
+    session: Path, account: Account, testimonies: Mapping[int, Testimony]
+) -> tuple[Path, int] | None:
+    """Into the attempt the session's ranks have named; the run's directory, and its number."""
     named = _named(session)
     if named is None:
-        return
+        return None
     run, attempt = named
     only_noticed = account.end.kind in (Kind.PEER, Kind.RESIZED)
     if only_noticed and (run.attempt(attempt) / "end.json").exists():
-        return  # the node where it happened has said more
+        return None  # the node where it happened has said more
     with contextlib.suppress(OSError):
-        for rank, text in stacks.items():
-            path = run.attempt(attempt) / "stacks" / f"{rank:05d}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text or "no answer: is it stopped?\n")
+        for rank, testimony in testimonies.items():
+            is_alive = rank not in account.exits
+            if is_alive or testimony.stacks:
+                text = testimony.stacks or "no answer: is it stopped?\n"
+                _write(run.attempt(attempt) / "stacks" / f"{rank:05d}.txt", text)
+            if testimony.collectives:
+                path = run.attempt(attempt) / "collectives" / f"{rank:05d}.json"
+                _write(path, testimony.collectives)
         run.end_attempt(attempt, account.facts())
+    return run.path, attempt
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

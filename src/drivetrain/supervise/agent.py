@@ -37,6 +37,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
 )
 
+from drivetrain.diagnose.finding import Finding
+from drivetrain.diagnose.run import explain_attempt
 from drivetrain.record.session import (
     COMMAND_S,
     LAUNCHED_S,
@@ -55,8 +57,10 @@ from drivetrain.supervise.machine import Action, Machine, State
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, Budgets, End, Kind, decide
 from drivetrain.supervise.processes import Node, WarmProcess
 from drivetrain.supervise.rendezvous import FolderRendezvous
-from drivetrain.supervise.report import lost_replica, paragraph, stopped
+from drivetrain.supervise.report import lost_replica, paragraph, stopped, with_verdict
+from drivetrain.supervise.resources import ResourceWatch
 from drivetrain.supervise.stall import Patience, Stall, StallWatch
+from drivetrain.supervise.testimony import Testimony
 from drivetrain.supervise.worker import die_with_parent
 
 _TICK_S = 0.1
@@ -82,6 +86,11 @@ class Settings:
     """Whether ranks are replicas that are replaced one by one, while the others go on."""
     warm_start: bool = False
     """Import once and fork the first ranks too."""
+
+
+def _was_aborted(failures: Sequence[RankFailure]) -> bool:
+    """By gloo, most likely, over calls that did not match; then the others know with what."""
+    return bool(failures) and root_cause(failures).killed_by == signal.SIGABRT.name
 
 
 class _Asked(Exception):
@@ -110,6 +119,7 @@ class Supervisor(SimpleElasticAgent):
         self._machine = Machine(settings.budgets, time.monotonic, settings.grace_s)
         self._logs = logs
         self._watch = StallWatch(settings.patience)
+        self._resources = ResourceWatch()
         self._lighthouse: Lighthouse | None = None
         self._num_started = 0
         self._asked: str = ""
@@ -124,6 +134,7 @@ class Supervisor(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._num_started += 1
         self._watch = StallWatch(self._settings.patience, self._watch.leniency)
+        self._resources = ResourceWatch()
         environments = [
             {
                 **rank_environment(worker_group, w.local_rank, self._round),
@@ -209,10 +220,12 @@ class Supervisor(SimpleElasticAgent):
     def _look(self) -> None:
         """Has anything happened to the ranks, or to the group of nodes?"""
         codes = self._node.exit_codes()
-        if codes:
+        if codes and (self._settings.live or not self._some_are_done(codes)):
             self._on_exits(codes)
             return
-        pages = self._pages()
+        living = [(w.local_rank, w.pid) for w in self._node.workers if w.local_rank not in codes]
+        self._resources.look(living, time.monotonic())
+        pages = [None if rank in codes else page for rank, page in enumerate(self._pages())]
         stall = self._watch.observe(pages, time.monotonic())
         if stall is not None:
             self._on_stall(stall)
@@ -221,6 +234,10 @@ class Supervisor(SimpleElasticAgent):
             self._node.keep_warm(self._num_spares)
         if self._machine.state is State.RUNNING and self._nodes_are_waiting():
             self._end(End(Kind.RESIZED, self._step()))
+
+    def _some_are_done(self, codes: Mapping[int, int]) -> bool:
+        """Ranks that ended well, while others go on; those may yet wait for them in vain."""
+        return set(codes.values()) == {0} and len(codes) < len(self._node.workers)
 
     def _replace_lost(self, codes: Mapping[int, int]) -> bool:
         """Live replicas are started again each by itself, until one has finished the run."""
@@ -292,15 +309,19 @@ class Supervisor(SimpleElasticAgent):
     def _end(self, end: End, failures: Sequence[RankFailure] = (), detail: str = "") -> None:
         """An attempt is over for this node: decide, say, write down, do."""
         actions = self._machine.ended(end)
-        stacks = self._node.dump_stacks() if Action.DUMP_STACKS in actions else {}
-        self._write_end(end, failures, detail, stacks, restarts=Action.MEET in actions)
+        told = self._node.left_behind()
+        if Action.DUMP_STACKS in actions or _was_aborted(failures):
+            told |= self._node.hear()
+        written = self._write_end(end, failures, detail, told, restarts=Action.MEET in actions)
+        finding = None if written is None else self._explain(*written)
         sys.stdout.flush()
         if self._machine.asked_by:
             self._say(stopped(end, self._machine.asked_by))
         elif end.kind is not Kind.FINISHED:
             restarts = Action.MEET in actions
             why = self._machine.why
-            self._say(paragraph(end, failures, self._host, detail, restarts=restarts, why=why))
+            text = paragraph(end, failures, self._host, detail, restarts=restarts, why=why)
+            self._say(with_verdict(text, finding))
         self._do([action for action in actions if action is not Action.DUMP_STACKS])
 
     def _do(self, actions: Sequence[Action]) -> None:
@@ -473,15 +494,33 @@ class Supervisor(SimpleElasticAgent):
         end: End,
         failures: Sequence[RankFailure],
         detail: str,
-        stacks: Mapping[int, str],
+        told: Mapping[int, Testimony],
         *,
         restarts: bool,
-    ) -> None:
+    ) -> tuple[Path, int] | None:
         """For whoever reads the run directory later; never a reason to fail."""
         ranks = {w.local_rank: w.global_rank for w in self._worker_group.workers}
-        why = self._machine.why
-        account = Account(end, failures, self._host, detail, why, restarts=restarts)
-        write_end(self._session, account, {ranks[local]: text for local, text in stacks.items()})
+        codes = self._node.exit_codes()
+        account = Account(
+            end,
+            failures,
+            self._host,
+            detail,
+            self._machine.why,
+            restarts,
+            exits={ranks[local]: code for local, code in codes.items()},
+            ranks=tuple(ranks.values()),
+            resources={ranks[local]: facts for local, facts in self._resources.facts().items()},
+        )
+        return write_end(self._session, account, {ranks[local]: t for local, t in told.items()})
+
+    def _explain(self, run_dir: Path, attempt: int) -> Finding | None:
+        """The verdict on what was just written down; a mistake in it must not end a run."""
+        try:
+            return explain_attempt(run_dir, attempt)
+        except Exception as error:
+            self._say(f"no verdict: {type(error).__name__}: {error}")
+            return None
 
     # ── signals and time ─────────────────────────────────────────────────────────────────────
 

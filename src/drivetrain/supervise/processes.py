@@ -24,8 +24,9 @@ from typing import Protocol
 from drivetrain.record.session import SESSION, page_path
 from drivetrain.supervise import warm
 from drivetrain.supervise.forking import Forked, can_fork, fork_call
+from drivetrain.supervise.testimony import Bench, Testimony, hear
 from drivetrain.supervise.warm import MOST_BYTES, READY, SOCKET
-from drivetrain.supervise.worker import CONTROL, PARENT, STACKS, STACKS_SIGNAL, WARM
+from drivetrain.supervise.worker import CONTROL, PARENT, WARM
 
 _BACK_OFF_S = 10.0
 
@@ -146,9 +147,7 @@ class Node:
 
     def _start_one(self, local_rank: int) -> Worker:
         page_path(self._session, local_rank).unlink(missing_ok=True)
-        stacks = self.stacks_path(local_rank)
-        stacks.unlink(missing_ok=True)
-        own = {STACKS: str(stacks), SESSION: str(self._session)}
+        own = {**Bench(self._session, local_rank).prepare(), SESSION: str(self._session)}
         # the warm process may be older than what the supervisor has set since
         whole = {**os.environ, **self._environments[local_rank], **own}
         worker = self._take(whole)
@@ -178,22 +177,15 @@ class Node:
         for worker in self.workers:
             worker.signal(number)
 
-    def dump_stacks(self, patience_s: float = 2.0) -> dict[int, str]:
-        """Every rank's stacks; a stopped process cannot give any, and says nothing."""
+    def hear(self) -> dict[int, Testimony]:
+        """What the ranks that live are doing, by local rank."""
         living = [worker for worker in self.workers if worker.process.poll() is None]
-        for worker in living:
-            worker.signal(STACKS_SIGNAL)
-        deadline_s = time.monotonic() + patience_s
-        living = [worker for worker in living if not _is_stopped(worker.pid)]
-        paths = {worker.local_rank: self.stacks_path(worker.local_rank) for worker in living}
-        sizes: list[int] = []
-        while time.monotonic() < deadline_s:
-            before, sizes = sizes, [_size(path) for path in paths.values()]
-            if all(sizes) and sizes == before:  # nobody is still writing
-                break
-            time.sleep(0.05)
-        everyone = (worker.local_rank for worker in self.workers)
-        return {rank: _read(self.stacks_path(rank)) for rank in everyone}
+        return hear(self._session, living)
+
+    def left_behind(self) -> dict[int, Testimony]:
+        """What ranks that failed have left; nobody is asked, nobody waited for."""
+        ended = (worker.local_rank for worker in self.workers if worker.process.poll())
+        return {rank: Bench(self._session, rank).read() for rank in ended}
 
     def kill(self) -> None:
         """End every worker, whatever it is doing."""
@@ -209,10 +201,6 @@ class Node:
         self._spares = []
         if self._warm is not None:
             self._warm.close()
-
-    def stacks_path(self, local_rank: int) -> Path:
-        """Where a rank leaves its stacks."""
-        return self._session / f"stacks-{local_rank}"
 
     def _spawn(self, *, warm: bool, environment: Mapping[str, str] | None = None) -> Worker:
         reading, writing = os.pipe()
@@ -294,26 +282,3 @@ def adopt_orphans() -> None:
     """Processes whose parent has ended become ours instead of the system's."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def kernel_state(pid: int) -> tuple[str, int] | None:
-    """How the system calls its state (T: stopped, Z: ended), and its parent; None when gone."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
-        return None
-    return state, int(parent)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process cannot answer: SIGSTOP, or a debugger."""
-    found = kernel_state(pid)
-    return found is not None and found[0] in ("T", "t")
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

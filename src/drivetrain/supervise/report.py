@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from drivetrain.diagnose.finding import Finding
+from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
 from drivetrain.supervise.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.policy import End, Kind
 
@@ -29,6 +31,13 @@ def stopped(end: End, asked_by: str) -> str:
     if end.kind is Kind.FINISHED:
         return f"{asked_by} came as the last step ended; the run is finished"
     return f"stopped by {asked_by}; all ranks were ended"
+
+
+def with_verdict(text: str, finding: Finding | None) -> str:
+    """What happened, and below it what a diagnosis makes of it; a traceback speaks for itself."""
+    if finding is None or finding.kind is diagnosis.CRASH:
+        return text
+    return f"{text}\n  {finding.what}\n  → {finding.remedy}"
 
 
 def paragraph(

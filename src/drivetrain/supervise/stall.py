@@ -53,6 +53,8 @@ class StallWatch:
     """Doubled after each stall, so that something rare and slow gets through the second time."""
     _last: dict[int, Progress] = field(default_factory=dict)
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _at_most_s: float | None = None
+    """Of a rank whose first steps came between two looks: with the rest of its start in it."""
 
     def observe(self, pages: Sequence[Progress | None], now_s: float) -> Stall | None:
         """The rank that has been silent for too long, relative to what it is allowed, if any."""
@@ -69,16 +71,18 @@ class StallWatch:
 
     def allowed_s(self, phase: Phase) -> float:
         """How long a rank may be silent now."""
-        if phase is not Phase.STEPPING or not self._steps_s:  # how long a step takes is not known
+        slowest_s = max(self._steps_s, default=self._at_most_s)
+        if phase is not Phase.STEPPING or slowest_s is None:  # how long a step takes is not known
             return self.patience.otherwise_s * self.leniency
-        slowest_s = max(self._steps_s, default=0.0)
         return max(self.patience.stepping_s, _TIMES_SLOWEST * slowest_s) * self.leniency
 
     def _learn(self, rank: int, page: Progress) -> None:
         before = self._last.get(rank)
         self._last[rank] = page
-        if before is None or before.phase is not Phase.STEPPING or page.phase is not Phase.STEPPING:
+        if before is None or page.phase is not Phase.STEPPING:
             return
         num_steps = page.step - before.step
-        if num_steps > 0:
+        if before.phase is Phase.STEPPING and num_steps > 0:
             self._steps_s.append((page.at_s - before.at_s) / num_steps)
+        elif before.phase is Phase.STARTING and num_steps > 1:
+            self._at_most_s = (page.at_s - before.at_s) / num_steps

@@ -13,7 +13,6 @@ import ast
 import atexit
 import contextlib
 import ctypes
-import faulthandler
 import importlib
 import importlib.util
 import json
@@ -27,13 +26,12 @@ import traceback
 from pathlib import Path
 
 from drivetrain.core.files import write_whole
+from drivetrain.supervise import answer
 
 CONTROL = "DRIVETRAIN_CONTROL_FD"
 PARENT = "DRIVETRAIN_SUPERVISOR_PID"
 WARM = "DRIVETRAIN_WARM"
-STACKS = "DRIVETRAIN_STACKS"
 STDOUT, STDERR = "DRIVETRAIN_STDOUT", "DRIVETRAIN_STDERR"
-STACKS_SIGNAL = signal.SIGUSR2
 _NEEDED = (
     "torch",
     "torch.distributed.fsdp",
@@ -55,7 +53,7 @@ def main() -> None:
         _take_one_small_step()
     _await_rank()
     _redirect()
-    _leave_stacks_on_request()
+    answer.stay_ready()
     _leave(_run(words))
 
 
@@ -78,6 +76,7 @@ def _run(words: list[str]) -> int:
         return 130
     except BaseException as error:
         _leave_for_supervisor(error)
+        answer.tell_collectives()
         if _collects_errors(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
         return int(getattr(error, "exit_code", 1)) if _is_ours(error) else 1
@@ -180,14 +179,6 @@ def _redirect() -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, stream.fileno())
             os.close(descriptor)
-
-
-def _leave_stacks_on_request() -> None:
-    """On a signal every thread's stack goes to a file, even while a thread sits in C."""
-    path = os.environ.pop(STACKS, None)
-    if path is not None:
-        file = open(path, "w")  # noqa: SIM115 - stays open as long as the process
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
 def _leave_for_supervisor(error: BaseException) -> None:

@@ -15,6 +15,7 @@ from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.record.recorder import Recorder
+from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
 from drivetrain.train.bitwise_mode import same_bits
@@ -22,6 +23,7 @@ from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
 from drivetrain.train.loop import Loop
+from drivetrain.train.non_finite import NonFiniteWatch
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
 from drivetrain.train.reporter import Reporter
 from drivetrain.train.saver import Saver
@@ -98,7 +100,7 @@ class Trainer:
         config, notify = assembly.config, HookCaller(self, self.hooks)
         reporter = Reporter(assembly, recorder, self.history)
         loop = _kind_of_loop(config)(
-            task=self.task,
+            task=self._watched(assembly, saver),
             engine=assembly.engine,
             feed=assembly.feed,
             recorder=recorder,
@@ -129,6 +131,27 @@ class Trainer:
         finally:
             saver.close()
             reporter.close()
+
+    def _watched(self, assembly: Assembly, saver: Saver) -> Task:
+        """The task, with an eye on its loss where that costs nothing.
+
+        fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
+        have no whole loss.
+        """
+        is_cheap = assembly.world.device.type == "cpu" and assembly.engine.scaler is None
+        parallel = assembly.config.parallel
+        if not is_cheap or parallel.pp > 1 or parallel.tp > 1 or self.run_dir is None:
+            return self.task
+        watch = NonFiniteWatch(
+            rank=assembly.world.rank,
+            folder=RunDirectory(self.run_dir).attempt(self.attempt) / "non_finite",
+            step=lambda: saver.at.step,
+            sample_ids=assembly.feed.sample_ids,
+            micro_batch_size=assembly.feed.plan.micro_batch_size,
+            inner=assembly.engine.spread.inner,
+            is_whole=parallel.strategy not in ("fsdp", "deepspeed") and parallel.cp == 1,
+        )
+        return watch.over(self.task)
 
     def _evaluator(
         self,

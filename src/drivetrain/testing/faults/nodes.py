@@ -18,7 +18,7 @@ from pathlib import Path
 
 from drivetrain.record.session import Progress, read_progress
 from drivetrain.supervise.forking import Forked
-from drivetrain.supervise.processes import kernel_state
+from drivetrain.supervise.testimony import kernel_state
 from drivetrain.testing.faults.hooks import FOLDER
 from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Host

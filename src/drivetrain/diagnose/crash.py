@@ -1,0 +1,197 @@
+"""Crash: a rank failed and took others with it. Which was first, where, and was it memory? Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain.core.units import readable_bytes
+from drivetrain.diagnose import hang
+from drivetrain.diagnose.collectives import first_difference
+from drivetrain.diagnose.evidence import Evidence
+from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
+from drivetrain.diagnose.mismatch import aborted, mismatch
+from drivetrain.diagnose.stacks import traceback_line
+
+_MEMORY = re.compile(
+    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|"
+    r"bad_alloc|std::bad_alloc",
+)
+_FAILED = ("failed", "failed before its first step", "another node's failure")
+_AGAIN = 3
+
+
+def judge(evidence: Evidence) -> Finding | None:
+    """Why an attempt failed; None when it did not."""
+    failures = evidence.end.get("failures", [])
+    if evidence.kind not in _FAILED or not failures:
+        return None
+    cause = failures[0]
+    if cause.get("is_collateral"):
+        return _noticed_by_others(evidence, cause)
+    if _is_memory(evidence, cause):
+        return _out_of_memory(evidence, cause, failures)
+    if int(cause["exit_code"]) == -signal.SIGABRT:
+        return aborted(evidence, int(cause["rank"])) or _crash(evidence, cause, failures)
+    return _crash(evidence, cause, failures)
+
+
+def _noticed_by_others(evidence: Evidence, cause: Mapping[str, Any]) -> Finding:
+    """Nobody failed by itself: somebody left, or two did not mean the same collective."""
+    left = [rank for rank, code in evidence.exits.items() if code == 0]
+    if left:
+        waiting = traceback_line(str(cause.get("error", "")))
+        found = hang.left_early(evidence, left)
+        if waiting is None:
+            return found
+        told = f"{evidence.who(cause['rank'])} was waiting for it at {waiting}"
+        changes = {"line": str(waiting), "evidence": (*found.evidence, told)}
+        return Finding(**{**found.__dict__, **changes})
+    difference = first_difference(evidence.calls)
+    if difference is not None:
+        return mismatch(evidence, difference)
+    return _crash(evidence, cause, evidence.end["failures"])
+
+
+def _crash(
+    evidence: Evidence, cause: Mapping[str, Any], failures: Sequence[Mapping[str, Any]]
+) -> Finding:
+    error = str(cause.get("error", ""))
+    said = error.strip().rpartition("\n")[2]
+    line = traceback_line(error)
+    where = f" at {line}" if line else ""
+    what = f"{evidence.who(cause['rank'])} failed first, {_when(evidence)}{where}: "
+    what += said or _how(int(cause["exit_code"]))
+    return Finding(
+        Severity.ERROR,
+        Kind.CRASH,
+        what,
+        _crash_remedy(said, int(cause["exit_code"])),
+        _followed(failures),
+        (int(cause["rank"]),),
+        evidence.host_of(int(cause["rank"])),
+        str(line) if line else "",
+        evidence.attempt,
+        evidence.step,
+    )
+
+
+def _is_memory(evidence: Evidence, cause: Mapping[str, Any]) -> bool:
+    if _MEMORY.search(str(cause.get("error", "")).strip().rpartition("\n")[2]):
+        return True
+    was_killed = int(cause["exit_code"]) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    memory = _memory_of(evidence, cause)
+    return was_killed and (bool(memory.get("oom_kills")) or _is_nearly_full(memory))
+
+
+def _memory_of(evidence: Evidence, cause: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = evidence.end.get("resources", {}).get(str(cause["rank"]), {})
+    return found
+
+
+def _is_nearly_full(memory: Mapping[str, Any]) -> bool:
+    limit, held = memory.get("limit_bytes"), memory.get("held_bytes")
+    return bool(limit and held and held > 0.9 * limit)
+
+
+def _out_of_memory(
+    evidence: Evidence, cause: Mapping[str, Any], failures: Sequence[Mapping[str, Any]]
+) -> Finding:
+    rank, error = int(cause["rank"]), str(cause.get("error", ""))
+    memory, line = _memory_of(evidence, cause), traceback_line(error)
+    held, limit = memory.get("held_bytes"), memory.get("limit_bytes")
+    holds = f", holding {readable_bytes(held)}" if held else ""
+    holds += f" of the {readable_bytes(limit)} it may have" if held and limit else ""
+    how = "was killed by the system for memory" if not error else "ran out of memory"
+    everyone = {
+        int(r): m["held_bytes"]
+        for r, m in evidence.end.get("resources", {}).items()
+        if m.get("held_bytes")
+    }
+    most = sorted(everyone.items(), key=lambda item: -item[1])[:8]
+    return Finding(
+        Severity.ERROR,
+        Kind.OUT_OF_MEMORY,
+        f"{evidence.who(rank)} {how}{holds}, {_when(evidence)}{f' at {line}' if line else ''}",
+        _memory_remedy(rank, everyone),
+        (
+            *(f"rank {r} held {readable_bytes(n)}" for r, n in most),
+            *([error.strip().rpartition("\n")[2][:300]] if error else []),
+            *_followed(failures),
+        ),
+        (rank,),
+        evidence.host_of(rank),
+        str(line) if line else "",
+        evidence.attempt,
+        evidence.step,
+    )
+
+
+def _memory_remedy(rank: int, held: Mapping[int, int]) -> str:
+    others = [number for r, number in held.items() if r != rank]
+    if others and held.get(rank, 0) > 1.5 * max(others):
+        return (
+            f"rank {rank} holds more than its peers: look for what only it keeps (a list that "
+            "grows, logging, a cache); otherwise lower micro_batch_size"
+        )
+    return (
+        "lower micro_batch_size (the global batch stays), set memory.activation_checkpointing, "
+        "use parallel.strategy=fsdp, or fewer ranks per node"
+    )
+
+
+def failing_nodes(all_evidence: Sequence[Evidence]) -> list[Finding]:
+    """A host whose ranks are the first to fail again and again, while others are not."""
+    firsts = [
+        evidence.host_of(int(evidence.end["failures"][0]["rank"]))
+        for evidence in all_evidence
+        if evidence.kind in _FAILED
+        and evidence.end.get("failures")
+        and not evidence.end["failures"][0].get("is_collateral")
+    ]
+    hosts = {host for e in all_evidence for host in (*e.end.get("hosts", {}).values(), e.host)}
+    findings = []
+    for host, count in Counter(firsts).most_common():
+        if count >= _AGAIN and len(hosts - {""}) > 1 and count > 0.6 * len(firsts):
+            findings.append(
+                Finding(
+                    Severity.ERROR,
+                    Kind.FAILING_NODE,
+                    f"host {host} failed first in {count} of {len(firsts)} attempts that failed",
+                    f"take {host} out of the run and have it checked",
+                    tuple(f"attempt {e.attempt}: {e.kind}" for e in all_evidence)[:8],
+                    host=host,
+                )
+            )
+    return findings
+
+
+def _followed(failures: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    others = sorted(int(failure["rank"]) for failure in failures[1:])
+    return (f"{listed(others)} stopped because of it",) if others else ()
+
+
+def _when(evidence: Evidence) -> str:
+    return f"after step {evidence.step}" if evidence.step else "before its first step"
+
+
+def _how(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}, without a traceback"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def _crash_remedy(said: str, exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return "if nobody did it by hand, see dmesg: the system ends processes when memory runs out"
+    if exit_code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
+        return "a library's own code failed: run again with PYTHONFAULTHANDLER=1 for the calls"
+    if not said:
+        return "the script ended itself (sys.exit, os._exit): look for the call"
+    return "the traceback in attempts/*/end.json is that rank's own"

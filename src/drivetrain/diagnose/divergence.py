@@ -1,0 +1,139 @@
+"""Divergence: the numbers went wrong. Where they stopped being numbers, spikes, and drift. Pure."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+
+from drivetrain.diagnose.evidence import Evidence
+from drivetrain.diagnose.finding import Finding, Kind, Severity
+from drivetrain.diagnose.stacks import Frame, innermost_users
+
+_DRIFT = re.compile(
+    r"^.*ReplicaDrift: (?P<said>sentinel: after step (?P<step>\d+) .*)$", re.MULTILINE
+)
+_ODD = re.compile(r"not the same: ranks? (?P<ranks>[\d, ]+) differ")
+_NOT_A_NUMBER = re.compile(r"train/loss = \S+ at step (?P<step>\d+)")
+_WINDOW = 50
+_ENOUGH = 20
+
+
+def judge(evidence: Evidence) -> Finding | None:
+    """Non-finite numbers and copies that drifted apart, in one attempt."""
+    return _non_finite(evidence) or _drift(evidence)
+
+
+def _non_finite(evidence: Evidence) -> Finding | None:
+    reports = evidence.non_finite
+    if not reports:
+        return _only_seen_in_the_loss(evidence)
+    # the earliest step; in it, a rank whose input or module it was before one that got it from
+    # its weights, since weights are what the others' numbers come in by
+    rank = min(
+        reports, key=lambda r: (reports[r]["step"], reports[r]["found_in"] == "parameter", r)
+    )
+    report = reports[rank]
+    frame = innermost_users(Frame(*each) for each in report.get("frames", []))
+    line = str(frame) if frame else ""
+    ids = [int(i) for i in report.get("sample_ids", [])]
+    where = f" (first seen at {line})" if line else ""
+    return Finding(
+        Severity.ERROR,
+        Kind.NON_FINITE,
+        f"{evidence.who(rank)}: {report['what']} was not finite at step {report['step']}{where}",
+        _REMEDIES.get(report["found_in"], _REMEDIES["module"]),
+        (
+            f"{report['found_in']} {report['name']}: {report['num_nan']} nan, "
+            f"{report['num_inf']} inf of {report['num_elements']}",
+            *([f"sample ids: {_shown(ids)}"] if ids else []),
+        ),
+        (rank,),
+        evidence.host_of(rank),
+        line,
+        evidence.attempt,
+        int(report["step"]),
+    )
+
+
+_REMEDIES = {
+    "input": "look at those samples: the data itself is not finite",
+    "module": "look for a division, a log or a root in that module; lower "
+    "optimization.learning_rate, set optimization.max_grad_norm, or use precision=bf16",
+    "gradient": "set optimization.max_grad_norm or lower optimization.learning_rate; look for a "
+    "root or a norm at zero, whose slope is infinite",
+    "parameter": "an earlier step's gradients were not finite: set optimization.max_grad_norm, "
+    "lower optimization.learning_rate, and go on from a checkpoint before it",
+    "loss": "look at the loss function: its input is finite, what it makes of it is not",
+}
+
+
+def _only_seen_in_the_loss(evidence: Evidence) -> Finding | None:
+    for failure in evidence.end.get("failures", []):
+        found = _NOT_A_NUMBER.search(str(failure.get("error", "")))
+        if found:
+            return Finding(
+                Severity.ERROR,
+                Kind.NON_FINITE,
+                f"the loss stopped being a number at step {found['step']}",
+                _REMEDIES["module"],
+                (found[0],),
+                attempt=evidence.attempt,
+                step=int(found["step"]),
+            )
+    return None
+
+
+def _drift(evidence: Evidence) -> Finding | None:
+    for failure in evidence.end.get("failures", []):
+        found = _DRIFT.search(str(failure.get("error", "")))
+        if found:
+            odd = _ODD.search(found["said"])
+            ranks = tuple(int(r) for r in odd["ranks"].split(",")) if odd else ()
+            what, _, remedy = found["said"].partition("; ")
+            return Finding(
+                Severity.ERROR,
+                Kind.REPLICA_DRIFT,
+                what.removeprefix("sentinel: "),
+                remedy,
+                ("the sentinel compares the raw bits of all copies",),
+                ranks,
+                evidence.host_of(ranks[0]) if ranks else "",
+                attempt=evidence.attempt,
+                step=int(found["step"]),
+            )
+    return None
+
+
+def loss_spikes(losses: Sequence[tuple[int, float]]) -> Finding | None:
+    """A loss far above what the run's own recent past would let one expect; the worst one.
+
+    Measured in the spread of the fifty losses before it (median absolute deviation), and it must
+    be half as high again as their median: a noisy loss alone is no finding.
+    """
+    worst: tuple[float, int, float, float] | None = None
+    for at in range(_ENOUGH, len(losses)):
+        before = [value for _, value in losses[max(0, at - _WINDOW) : at]]
+        step, value = losses[at]
+        middle = statistics.median(before)
+        spread = 1.4826 * statistics.median(abs(b - middle) for b in before)
+        times = (value - middle) / max(spread, 1e-3 * abs(middle), 1e-12)
+        if times > 10 and value > 1.5 * middle and (worst is None or times > worst[0]):
+            worst = (times, step, value, middle)
+    if worst is None:
+        return None
+    times, step, value, middle = worst
+    return Finding(
+        Severity.WARNING,
+        Kind.LOSS_SPIKE,
+        f"the loss rose to {value:.4g} at step {step}, from about {middle:.4g} before it",
+        "set optimization.max_grad_norm, lower optimization.learning_rate or warm up longer; the "
+        "samples of that step are computed from its number",
+        (f"{times:.0f} times the usual spread of the {_WINDOW} losses before it",),
+        step=step,
+    )
+
+
+def _shown(ids: Sequence[int], most: int = 16) -> str:
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(map(str, ids[:most])) + more

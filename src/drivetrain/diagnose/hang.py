@@ -1,0 +1,176 @@
+"""Hang: nobody moves. Who is it that the others wait for, in which line, and for what?
+
+Three sources, best first: the collectives each rank has called, which say who has not come and who
+called something else; the ranks' stacks, which say where each one is; and who has left. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drivetrain.diagnose.collectives import Behind, behind, first_difference
+from drivetrain.diagnose.evidence import Evidence
+from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
+from drivetrain.diagnose.mismatch import crossed, mismatch
+from drivetrain.diagnose.stacks import Frame, Stacks, Thread, main_thread
+
+_LOADER = "torch/utils/data/dataloader.py"
+
+
+def judge(evidence: Evidence) -> Finding | None:
+    """Why an attempt stalled; None when it did not."""
+    if evidence.kind != "stalled":
+        return None
+    left = [rank for rank, code in evidence.exits.items() if code == 0]
+    if left:
+        return left_early(evidence, left)
+    difference = first_difference(evidence.calls)
+    if difference is not None:
+        return mismatch(evidence, difference)
+    return _waiting(evidence) or _by_stacks(evidence)
+
+
+def _waiting(evidence: Evidence) -> Finding | None:
+    """Somebody waits in a collective for somebody who is not there."""
+    waits = [each for each in behind(evidence.calls) if each.missing]
+    for each in waits:
+        own_fault = [rank for rank in each.missing if evidence.calls[rank].pending is None]
+        if own_fault:
+            return _never_came(evidence, own_fault, each)
+    if len(waits) > 1:
+        return crossed(evidence, waits[0], waits[1])
+    return None
+
+
+def left_early(evidence: Evidence, left: Sequence[int]) -> Finding:
+    """Ranks ended as if all were done, and the others wait for them."""
+    first = left[0]
+    others = [rank for rank in {*evidence.stacks, *evidence.calls} if rank not in left]
+    line = evidence.line(others[0]) if others else ""
+    waits = f", and {evidence.who(others[0])} waits for it at {line}" if others and line else ""
+    return Finding(
+        Severity.ERROR,
+        Kind.LEFT_EARLY,
+        f"{evidence.who(first)} ended with exit code 0 after step {evidence.step} while the others "
+        f"were still training{waits}",
+        "let every rank take the same number of steps: look for an exit, a break or a return on "
+        "one rank, or data that ends earlier there",
+        (f"exit code 0: {listed(left)}",),
+        tuple(left),
+        evidence.host_of(first),
+        line,
+        evidence.attempt,
+        evidence.step,
+    )
+
+
+def _never_came(evidence: Evidence, missing: Sequence[int], wait: Behind) -> Finding:
+    culprit = missing[0]
+    waiting = listed([rank for rank in wait.waiting if rank not in missing] or wait.waiting)
+    return _stuck(
+        evidence,
+        tuple(missing),
+        f"{evidence.who(culprit)} never reached the {wait.call.with_line} that {waiting} "
+        f"{'wait' if waiting.startswith('ranks') else 'waits'} in",
+    )
+
+
+def _by_stacks(evidence: Evidence) -> Finding:
+    """No collective tells them apart: whoever is not in one is the one."""
+    silent = [rank for rank, stacks in evidence.stacks.items() if stacks is None]
+    if silent:
+        return _no_answer(evidence, silent)
+    own = [
+        rank
+        for rank, stacks in evidence.stacks.items()
+        if stacks is not None and stacks.main is not None and not stacks.main.is_in_collective
+    ]
+    ranks = tuple(own or evidence.stacks)
+    if not ranks:
+        what = f"{evidence.host}: {evidence.end.get('detail', 'no progress')}"
+        return _finding(evidence, what, (), "", ())
+    return _stuck(evidence, ranks, f"{evidence.who(ranks[0])} made no progress")
+
+
+def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:
+    """A rank that is somewhere it should not be for so long."""
+    stacks = evidence.stacks.get(ranks[0])
+    if stacks is None and ranks[0] in evidence.stacks:
+        return _no_answer(evidence, ranks)
+    waits_for_data = stacks is not None and stacks.main is not None and stacks.main.is_in(_LOADER)
+    worker = _stuck_worker(stacks) if waits_for_data and stacks else None
+    line = evidence.line(ranks[0])
+    if worker is not None:
+        pid, frame = worker
+        what += f": it waits for its data worker (process {pid}), which is at {frame}"
+        line = str(frame)
+    elif waits_for_data:
+        what += ": it waits for its data loader's workers"
+    elif line:
+        what += f": it is at {line}"
+    remedy = (
+        "look at what the dataset waits for there: a file, a lock, a network read without time-out"
+        if waits_for_data
+        else "look at what that line waits for; a rank that may skip work must not skip collectives"
+    )
+    return _finding(evidence, what, ranks, line, _innermost(evidence, ranks[0]), remedy)
+
+
+def _no_answer(evidence: Evidence, silent: Sequence[int]) -> Finding:
+    what = (
+        f"{evidence.who(silent[0])} does not answer: its process is stopped (SIGSTOP, a debugger) "
+        "or sits in the kernel"
+    )
+    return _finding(
+        evidence,
+        what,
+        tuple(silent),
+        "",
+        (f"no stacks from {listed(silent)}",),
+        "look at the process state (ps -o pid,stat,wchan) and at the host's storage and devices",
+    )
+
+
+def _finding(
+    evidence: Evidence,
+    what: str,
+    ranks: tuple[int, ...],
+    line: str,
+    grounds: Sequence[str],
+    remedy: str = "look at attempts/*/stacks for what each rank was doing",
+) -> Finding:
+    host = evidence.host_of(ranks[0]) if ranks else evidence.host
+    detail = str(evidence.end.get("detail", ""))
+    return Finding(
+        Severity.ERROR,
+        Kind.HANG,
+        what,
+        remedy,
+        tuple(text for text in (detail, *grounds) if text),
+        ranks,
+        host,
+        line,
+        evidence.attempt,
+        evidence.step,
+    )
+
+
+def _stuck_worker(stacks: Stacks) -> tuple[int, Frame] | None:
+    """The data worker that is somewhere in the user's own code."""
+    for pid, threads in stacks.children:
+        thread = main_thread(threads)
+        if thread is not None and thread.user_frame is not None and not _is_idle_worker(thread):
+            return pid, thread.user_frame
+    return None
+
+
+def _is_idle_worker(thread: Thread) -> bool:
+    """A data worker without work sits in its own queue, below nothing but the script's start."""
+    in_fetch = thread.is_in("torch/utils/data/_utils/fetch.py")
+    return thread.is_in("torch/utils/data/_utils/worker.py") and not in_fetch
+
+
+def _innermost(evidence: Evidence, rank: int) -> tuple[str, ...]:
+    stacks = evidence.stacks.get(rank)
+    thread = stacks.main if stacks is not None else None
+    return tuple(f"rank {rank}: {frame}" for frame in thread.frames[:4]) if thread else ()

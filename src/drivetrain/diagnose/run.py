@@ -1,0 +1,42 @@
+"""Diagnose: everything there is to say about a run, the worst first."""
+
+from __future__ import annotations
+
+import os
+
+from drivetrain.diagnose import crash, divergence, hang, slow
+from drivetrain.diagnose.evidence import Evidence, read_evidence
+from drivetrain.diagnose.finding import Finding, by_severity
+from drivetrain.record.reading import RunReading, open_run
+
+
+def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
+    """Every finding of a run, finished or not, near or far; nothing of it need be alive."""
+    run = open_run(address)
+    evidence = [read_evidence(run, attempt) for attempt in run.attempts()]
+    findings = [found for each in evidence if (found := judge_attempt(each))]
+    findings += crash.failing_nodes(evidence)
+    findings += slow.findings(run)
+    if spike := divergence.loss_spikes(_losses(run)):
+        findings.append(spike)
+    return by_severity(findings)
+
+
+def judge_attempt(evidence: Evidence) -> Finding | None:
+    """Why one attempt ended, when it was not meant to."""
+    return divergence.judge(evidence) or hang.judge(evidence) or crash.judge(evidence)
+
+
+def explain_attempt(address: str | os.PathLike[str], number: int) -> Finding | None:
+    """For the supervisor, which has just written it down."""
+    run = open_run(address)
+    attempt = next((each for each in run.attempts() if each.number == number), None)
+    return None if attempt is None else judge_attempt(read_evidence(run, attempt))
+
+
+def _losses(run: RunReading) -> list[tuple[int, float]]:
+    """(step, loss) as logged, in order."""
+    series = run.scalars().get("train/loss")
+    if series is None:
+        return []
+    return list(zip(series.steps.tolist(), series.values.tolist(), strict=True))

@@ -1,0 +1,101 @@
+"""Slow: the records of a run's steps, judged. Reads them; what is judged is pure and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from drivetrain.diagnose import bottleneck, straggler
+from drivetrain.diagnose.bottleneck import Laps
+from drivetrain.diagnose.finding import Finding, Kind, Severity
+from drivetrain.diagnose.straggler import Array
+from drivetrain.record.reading import PastAttempt, RunReading
+from drivetrain.record.step_file import COMPILES
+
+_WARM_UP_STEPS = 3
+"""At the start of an attempt, caches are cold and memory is being had."""
+_FEWEST_STEPS = 20
+_MOST_RECORDS = 4_000_000
+"""Over all ranks: of a larger run the latest steps are judged."""
+_STARVED = 0.15
+"""Share of its time that a rank on a host of its own is never without a processor."""
+_NAMES = tuple(Laps.__dataclass_fields__)
+
+
+def findings(run: RunReading) -> list[Finding]:
+    """What the last attempt that has steps enough spends its time on."""
+    for attempt in reversed(run.attempts()):
+        steps, laps, ranks = _laps(run, attempt)
+        if len(steps) >= _FEWEST_STEPS:
+            crowded = _oversubscribed(attempt)
+            slow = crowded or _stragglers(attempt, steps, laps, ranks)
+            return [*slow, *bottleneck.findings(laps)]
+    return []
+
+
+def _oversubscribed(attempt: PastAttempt) -> list[Finding]:
+    """Every rank lacks a processor: then nobody's slowness is its own."""
+    resources: Mapping[str, Any] = attempt.end.get("resources") or {}
+    starved = {int(rank): facts.get("starved_share") for rank, facts in resources.items()}
+    shares = {rank: share for rank, share in starved.items() if share is not None}
+    if len(shares) < 2 or min(shares.values()) < _STARVED:
+        return []
+    least, most = min(shares.values()), max(shares.values())
+    return [
+        Finding(
+            Severity.WARNING,
+            Kind.OVERSUBSCRIBED,
+            f"every rank on {attempt.end.get('host')} was ready to run without a processor for "
+            f"{least:.0%} to {most:.0%} of the time",
+            "start fewer ranks or threads there (OMP_NUM_THREADS), or end what else runs on it",
+            tuple(f"rank {rank}: {share:.0%}" for rank, share in list(shares.items())[:8]),
+            host=str(attempt.end.get("host", "")),
+            attempt=attempt.number,
+        )
+    ]
+
+
+def _stragglers(
+    attempt: PastAttempt, steps: Array, laps: Laps, ranks: Sequence[int]
+) -> list[Finding]:
+    lags = straggler.find_lags(laps.own_s, laps.data_wait_s, laps.lap_s, steps)
+    resources: Mapping[str, Any] = attempt.end.get("resources") or {}
+    hosts: Mapping[str, str] = attempt.end.get("hosts") or {}
+    return [
+        straggler.as_finding(
+            lag,
+            rank := ranks[lag.rank],
+            str(hosts.get(str(rank), attempt.host)),
+            (resources.get(str(rank)) or {}).get("starved_share"),
+        )
+        for lag in lags
+    ]
+
+
+def _laps(run: RunReading, attempt: PastAttempt) -> tuple[Array, Laps, tuple[int, ...]]:
+    """Steps that every rank of an attempt has a record of, and where their seconds went."""
+    ranks = tuple(rank for rank in run.ranks if rank < max(1, attempt.world_size))
+    most = max(100, _MOST_RECORDS // max(1, len(ranks)))
+    tables = {}
+    for rank in ranks:
+        table = run.last_steps(rank, most)
+        table = table[(table["attempt"] == attempt.number) & (table["flags"] & COMPILES == 0)]
+        tables[rank] = table[table["step"] > attempt.resumed_step + _WARM_UP_STEPS]
+    steps = _common([table["step"] for table in tables.values()])
+    columns: dict[str, Any] = {name: np.empty((len(ranks), len(steps))) for name in _NAMES}
+    for row, table in enumerate(tables.values()):
+        chosen = table[np.isin(table["step"], steps)]
+        for name in _NAMES:
+            columns[name][row] = chosen[name]
+    return steps, Laps(**columns), ranks
+
+
+def _common(all_steps: Sequence[Any]) -> Any:
+    """Of one attempt a rank has each step once."""
+    common = all_steps[0] if all_steps else np.empty(0, np.uint32)
+    for steps in all_steps[1:]:
+        if len(steps) != len(common) or (steps != common).any():
+            common = np.intersect1d(common, steps)
+    return common

@@ -1,0 +1,134 @@
+"""Stacks: what each thread of a rank was doing when it was asked, as faulthandler writes it down.
+
+    Current thread 0x00007f30 (most recent call first):
+      File "/home/ada/train.py", line 31 in loss
+      File "…/drivetrain/train/loop.py", line 103 in _go_through
+
+Below a line `process 812:` are the stacks of a process that the rank has started (a data worker).
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# What is not the user's own: installed libraries, the standard library, and our own rooms.
+_LIBRARY = re.compile(
+    r"(site|dist)-packages|/lib/python3|^<|/drivetrain/(cli|launch|supervise|train|checkpoint|data|"
+    r"parallel|record|cluster|config|core|diagnose)/"
+)
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)')
+_PROCESS = re.compile(r"^process (\d+):$")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Neither a library's nor ours."""
+        return not _LIBRARY.search(self.file) and not self.file.startswith(_STANDARD)
+
+    def __str__(self) -> str:
+        name = self.file.rpartition("/")[2]
+        return f"{name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """The calls of one thread, innermost first."""
+
+    frames: tuple[Frame, ...]
+    is_current: bool = False
+
+    def is_in(self, file: str, *functions: str) -> bool:
+        """Whether one of the calls is there."""
+        return any(
+            file in frame.file and (not functions or frame.function in functions)
+            for frame in self.frames
+        )
+
+    @property
+    def is_in_collective(self) -> bool:
+        """As far as its Python calls show: backward waits for gradients to travel."""
+        return self.is_in("torch/distributed/") or self.is_in("torch/autograd/graph.py")
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The innermost call in the user's own code."""
+        return innermost_users(self.frames)
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """All threads of one rank, and of the processes it has started."""
+
+    threads: tuple[Thread, ...]
+    children: tuple[tuple[int, tuple[Thread, ...]], ...] = ()
+    """(process id, its threads)"""
+
+    @property
+    def main(self) -> Thread | None:
+        """The thread that runs the script; of several that could be it, the one that answered."""
+        return main_thread(self.threads)
+
+
+def parse_stacks(text: str) -> Stacks | None:
+    """None when there is nothing: the process could not answer."""
+    own, *rest = _by_process(text.splitlines())
+    threads = _threads(own[1])
+    if not threads:
+        return None
+    return Stacks(threads, tuple((pid, _threads(lines)) for pid, lines in rest))
+
+
+def innermost_users(frames: Iterable[Frame]) -> Frame | None:
+    """Of calls, innermost first, the first in the user's own code."""
+    return next((frame for frame in frames if frame.is_users), None)
+
+
+def traceback_line(error: str) -> Frame | None:
+    """The innermost call in the user's own code, of a Python traceback (innermost last)."""
+    return innermost_users(
+        reversed([frame for line in error.splitlines() if (frame := _frame(line))])
+    )
+
+
+def main_thread(threads: Sequence[Thread]) -> Thread | None:
+    """The script's own thread was started by our worker, or by runpy in a script's own process."""
+    scripts = [t for t in threads if t.is_in("runpy") or t.is_in("drivetrain/supervise/worker.py")]
+    current = [t for t in threads if t.is_current]
+    return next(iter([*scripts, *current, *threads]), None)
+
+
+def _by_process(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
+    parts: list[tuple[int, list[str]]] = [(0, [])]
+    for line in lines:
+        if found := _PROCESS.match(line):
+            parts.append((int(found[1]), []))
+        else:
+            parts[-1][1].append(line)
+    return parts
+
+
+def _threads(lines: Iterable[str]) -> tuple[Thread, ...]:
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in lines:
+        if "(most recent call first)" in line:
+            threads.append((line.startswith("Current"), []))
+        elif threads and (frame := _frame(line)):
+            threads[-1][1].append(frame)
+    return tuple(Thread(tuple(frames), is_current) for is_current, frames in threads)
+
+
+def _frame(line: str) -> Frame | None:
+    found = _FRAME.search(line)
+    return Frame(found["file"], int(found["line"]), found["function"]) if found else None

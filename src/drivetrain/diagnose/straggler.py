@@ -1,0 +1,143 @@
+"""Straggler: a rank that the others wait for, step after step.
+
+Judged by the time a rank takes *before* it meets the others (its data and its own computing): the
+whole step takes equally long on every rank, whoever is slow. Each step is compared with the other
+ranks' same step, so that what slows all of them down at once does not count. Pure: arrays come in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.diagnose.finding import Finding, Kind, Severity
+
+Array = npt.NDArray[np.float64]
+
+WINDOW = 10
+"""Steps that are judged together."""
+EXCESS = 0.05
+"""A rank that takes less than this longer than the others is not slow."""
+_SLOWEST_IN = 0.8
+"""Of a window's steps."""
+_WORTH = 0.03
+"""Share of the run's time that it must cost to be a finding."""
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What one rank's slowness cost."""
+
+    rank: int
+    excess: float
+    """How much longer its own work took than the others', in the median step it was slow in."""
+    cost: float
+    """Share of all steps' time that the others spent waiting for it."""
+    steps: tuple[int, int]
+    """First and last step it was slow in."""
+    is_persistent: bool
+    data_share: float
+    """Of its excess: waiting for data."""
+
+
+def excess_over_others(own_s: Array) -> Array:
+    """[ranks × steps]: each rank's own time over the median of the other ranks', less one."""
+    num_ranks = len(own_s)
+    if num_ranks <= 32:
+        others = np.stack([np.median(np.delete(own_s, r, 0), axis=0) for r in range(num_ranks)])
+    else:  # leaving one of many out does not move the median by much
+        others = np.broadcast_to(np.median(own_s, axis=0), own_s.shape)
+    result: Array = own_s / np.maximum(others, 1e-9) - 1.0
+    return result
+
+
+def slow_windows(own_s: Array) -> npt.NDArray[np.bool_]:
+    """[ranks × windows ending at each step]: whether a rank was slow in the ten steps up to it."""
+    num_ranks, num_steps = own_s.shape
+    if num_ranks < 2 or num_steps < WINDOW:
+        return np.zeros((num_ranks, max(0, num_steps - WINDOW + 1)), dtype=bool)
+    is_slowest = np.argmax(own_s, axis=0) == np.arange(num_ranks)[:, None]
+    times = np.cumsum(np.pad(is_slowest, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
+    slow: npt.NDArray[np.bool_] = times[:, WINDOW:] - times[:, :-WINDOW] >= _SLOWEST_IN * WINDOW
+    excess = excess_over_others(own_s)
+    for rank in np.flatnonzero(slow.any(axis=1)):  # of thousands of ranks, a few
+        windows = np.lib.stride_tricks.sliding_window_view(excess[rank], WINDOW)
+        slow[rank] &= np.median(windows, axis=1) > EXCESS
+    return slow
+
+
+def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> list[Lag]:
+    """Ranks that were slow for a while, or all along, and what it cost; the dearest first."""
+    slow = slow_windows(own_s)
+    lags = []
+    for rank in np.flatnonzero(slow.any(axis=1)):
+        ends = np.flatnonzero(slow[rank]) + WINDOW - 1
+        member = np.zeros(own_s.shape[1], dtype=bool)
+        for end in ends:
+            member[end - WINDOW + 1 : end + 1] = True
+        others = np.delete(own_s, rank, 0)[:, member]
+        lost_s = np.maximum(0.0, own_s[rank, member] - others.max(axis=0))
+        usual_data_s = np.median(np.delete(data_wait_s, rank, 0)[:, member], axis=0)
+        more_data_s = np.sum(data_wait_s[rank, member] - usual_data_s)
+        more_s = np.sum(own_s[rank, member] - np.median(others, axis=0))
+        lags.append(
+            Lag(
+                rank=int(rank),
+                excess=float(np.median(excess_over_others(own_s)[rank, member])),
+                cost=float(lost_s.sum() / lap_s.max(axis=0).sum()),
+                steps=(int(steps[member][0]), int(steps[member][-1])),
+                is_persistent=bool(slow[rank].mean() > 0.5 and slow[rank][-WINDOW:].any()),
+                data_share=float(more_data_s / more_s) if more_s > 0 else 0.0,
+            )
+        )
+    return sorted((lag for lag in lags if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
+
+
+def as_finding(lag: Lag, rank: int, host: str, starved: float | None) -> Finding:
+    """In a sentence; `starved` is the share of its time the rank was ready and had no processor."""
+    cause, remedy = _cause(lag, starved)
+    where = f"rank {rank} ({host})" if host else f"rank {rank}"
+    since = (
+        f"since step {lag.steps[0]}"
+        if lag.is_persistent
+        else f"from step {lag.steps[0]} to {lag.steps[1]}, and no longer"
+    )
+    return Finding(
+        Severity.WARNING,
+        Kind.STRAGGLER,
+        f"{where} takes {lag.excess:.0%} longer than the others before each collective, {since}: "
+        f"{cause}; the others wait {lag.cost:.0%} of the time for it",
+        remedy,
+        tuple(
+            text
+            for text in (
+                f"excess of its own work over the other ranks': {lag.excess:.1%} (median step)",
+                f"of that, waiting for data: {max(0.0, lag.data_share):.0%}",
+                "" if starved is None else f"ready to run without a processor: {starved:.0%}",
+            )
+            if text
+        ),
+        (rank,),
+        host,
+        step=lag.steps[0],
+    )
+
+
+def _cause(lag: Lag, starved: float | None) -> tuple[str, str]:
+    if lag.data_share > 0.5:
+        return (
+            "it waits for data",
+            "raise data.num_workers, or look at the storage that this rank reads from",
+        )
+    if starved is not None and starved > 0.04:
+        return (
+            "it does not get its processor",
+            "look for other processes and CPU limits (cgroup quota, cpuset) on that host",
+        )
+    return (
+        "its computing is slower",
+        "look at that device or processor: clock, temperature, power limit, errors; and whether "
+        "this rank has more work than the others",
+    )

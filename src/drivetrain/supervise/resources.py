@@ -1,0 +1,126 @@
+"""ResourceWatch: what each rank of a node holds of memory, and whether it gets its processor.
+
+Looked at now and then, so that it is still known when the system has ended a rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_EVERY_S = 0.5
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+Facts = dict[str, float | int | None]
+
+
+@dataclass
+class _Rank:
+    pid: int
+    group: Path | None
+    """Its memory control group, read while the process lives."""
+    oom_kills_before: int
+    held_bytes: int
+    first: tuple[float, float]
+    """(time, seconds without a processor) when it was first seen …"""
+    last: tuple[float, float]
+    """… and last."""
+
+
+@dataclass
+class ResourceWatch:
+    """By local rank."""
+
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _next_s: float = 0.0
+
+    def look(self, pids: Iterable[tuple[int, int]], now_s: float) -> None:
+        """(local rank, process id) of those that live; at most twice a second."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _EVERY_S
+        for rank, pid in pids:
+            self._look_at(rank, pid, now_s)
+
+    def _look_at(self, rank: int, pid: int, now_s: float) -> None:
+        own = Path(f"/proc/{pid}")
+        try:
+            held_bytes = int((own / "statm").read_text().split()[1]) * _PAGE_BYTES
+            group = _memory_group((own / "cgroup").read_text())
+            starved = (now_s, _without_processor_s(own))
+        except (OSError, ValueError, IndexError):
+            return
+        if not held_bytes:  # it has just been ended
+            return
+        known = self._ranks.get(rank)
+        if known is None or known.pid != pid:
+            self._ranks[rank] = _Rank(pid, group, _oom_kills(group), held_bytes, starved, starved)
+            return
+        if known.group != group:
+            known.group, known.oom_kills_before = group, _oom_kills(group)
+        known.held_bytes, known.last = held_bytes, starved
+
+    def facts(self) -> dict[int, Facts]:
+        """What each held when last seen, what it may hold, whether the system struck; and more."""
+        return {
+            rank: {
+                "held_bytes": known.held_bytes,
+                "limit_bytes": _limit(known.group),
+                "oom_kills": _oom_kills(known.group) - known.oom_kills_before,
+                "starved_share": _share(known.first, known.last),
+            }
+            for rank, known in self._ranks.items()
+        }
+
+
+def _share(first: tuple[float, float], last: tuple[float, float]) -> float | None:
+    """Of the time between: ready to run, and not running."""
+    elapsed_s = last[0] - first[0]
+    return round((last[1] - first[1]) / elapsed_s, 4) if elapsed_s > 0 else None
+
+
+def _without_processor_s(own: Path) -> float:
+    """Seconds its main thread was ready to run and did not; a CPU quota counts as that too."""
+    return int((own / "schedstat").read_text().split()[1]) * 1e-9
+
+
+def _memory_group(cgroups: str) -> Path | None:
+    """Of the lines of /proc/<pid>/cgroup: version 1 names the controller, version 2 does not."""
+    found = None
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory") / path.lstrip("/")
+        if not controllers:
+            found = Path("/sys/fs/cgroup") / path.lstrip("/")
+    return found
+
+
+def _oom_kills(group: Path | None) -> int:
+    """How many processes the system has ended for memory in this group so far."""
+    for name in ("memory.events", "memory.oom_control"):
+        for line in _read(group, name).splitlines():
+            word, _, count = line.partition(" ")
+            if word == "oom_kill" and count.strip().isdigit():
+                return int(count)
+    return 0
+
+
+def _limit(group: Path | None) -> int | None:
+    """In bytes; none, or more than the machine has, is the machine's."""
+    total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _read(group, name).strip()
+        if text.isdigit():
+            return min(int(text), total)
+    return total
+
+
+def _read(group: Path | None, name: str) -> str:
+    if group is None:
+        return ""
+    try:
+        return (group / name).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,169 @@
+"""Testimony: what the ranks of a node say when they are asked what they are doing.
+
+Asked together, waited for together, and never for long: a stopped process says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from drivetrain.supervise.answer import ASK, COLLECTIVES, STACKS, STACKS_SIGNAL
+
+_PATIENCE_S = 2.0
+_CHILDS_PATIENCE_S = 0.5
+_MOST_CHILDREN = 16
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """One rank's."""
+
+    stacks: str
+    """Empty when it did not answer."""
+    collectives: str
+    """JSON; empty when there are none."""
+
+
+class Asked(Protocol):
+    """A rank's process."""
+
+    local_rank: int
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a rank's answers go, in the node's session."""
+
+    session: Path
+    local_rank: int
+
+    @property
+    def stacks(self) -> Path:
+        """As faulthandler writes them."""
+        return self.session / f"stacks-{self.local_rank}"
+
+    @property
+    def ask(self) -> Path:
+        """A named pipe: a byte in it is the question."""
+        return self.session / f"ask-{self.local_rank}"
+
+    @property
+    def collectives(self) -> Path:
+        """Those it has called."""
+        return self.session / f"collectives-{self.local_rank}.json"
+
+    def prepare(self) -> dict[str, str]:
+        """Clear what an earlier process left; the variables for the next one."""
+        for path in (self.stacks, self.ask, self.collectives):
+            path.unlink(missing_ok=True)
+        os.mkfifo(self.ask)
+        return {STACKS: str(self.stacks), ASK: str(self.ask), COLLECTIVES: str(self.collectives)}
+
+    def read(self) -> Testimony:
+        """What there is by now."""
+        return Testimony(_read(self.stacks), _read(self.collectives))
+
+
+def hear(session: Path, living: Sequence[Asked]) -> dict[int, Testimony]:
+    """Ask every rank, by local rank; those that have ended may have left something too."""
+    awake = [rank for rank in living if not is_stopped(rank.pid)]
+    benches = [Bench(session, rank.local_rank) for rank in awake]
+    for rank, bench in zip(awake, benches, strict=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, STACKS_SIGNAL)
+        _ask(bench.ask)
+    _until_still([bench.stacks for bench in benches], _PATIENCE_S)
+    _wait(lambda: all(bench.collectives.exists() for bench in benches), _PATIENCE_S)
+    for rank, bench in zip(awake, benches, strict=True):
+        for pid in _children(rank.pid)[:_MOST_CHILDREN]:
+            _hear_child(pid, bench.stacks)
+    return {rank.local_rank: Bench(session, rank.local_rank).read() for rank in living}
+
+
+def _ask(pipe: Path) -> None:
+    with contextlib.suppress(OSError):  # nobody listens: the script has not begun, or is over
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(descriptor, b"?")
+        finally:
+            os.close(descriptor)
+
+
+def _hear_child(pid: int, stacks: Path) -> None:
+    """A forked data worker has the same handler and writes to the same file."""
+    with open(stacks, "a") as file:
+        file.write(f"process {pid}:\n")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACKS_SIGNAL)
+        _until_still([stacks], _CHILDS_PATIENCE_S, at_least=stacks.stat().st_size + 1)
+
+
+def _children(pid: int) -> list[int]:
+    """Processes a rank has started that would answer; the signal would end the others."""
+    try:
+        tasks = Path(f"/proc/{pid}/task")
+        found = " ".join((task / "children").read_text() for task in tasks.iterdir()).split()
+    except OSError:
+        return []
+    return [int(child) for child in found if _answers(int(child))]
+
+
+def _answers(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1) and not is_stopped(pid)
+
+
+def _until_still(paths: Sequence[Path], patience_s: float, at_least: int = 1) -> None:
+    """Until every file has something in it and nobody is still writing."""
+    sizes: list[int] = []
+
+    def is_still() -> bool:
+        nonlocal sizes
+        before, sizes = sizes, [_size(path) for path in paths]
+        return all(size >= at_least for size in sizes) and sizes == before
+
+    _wait(is_still, patience_s)
+
+
+def _wait(is_over: Callable[[], bool], patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while not is_over() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
+def kernel_state(pid: int) -> tuple[str, int] | None:
+    """How the system calls its state (T: stopped, Z: ended), and its parent; None when gone."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return state, int(parent)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process cannot answer: SIGSTOP, or a debugger."""
+    found = kernel_state(pid)
+    return found is not None and found[0] in ("T", "t")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,231 @@
+"""NonFiniteWatch: a loss that is no longer a number is stopped before it reaches the weights.
+
+On a good step it looks at one number that is on the host already. On a bad one, where the rank has
+the whole model, the micro-batch is run once more with every operation watched, and the first that
+made something not finite out of finite inputs is written down: operation, module, line, rank, step
+and samples. Where the loss lives on a device, looking at it would make every step wait for it:
+there the log finds it, some steps later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+
+from drivetrain.core.errors import NonFiniteLoss
+from drivetrain.core.files import write_whole
+from drivetrain.train.task import Loss, Task, Total
+
+_FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
+"""Operations that put in what they are told to (a mask of -inf), or nothing in particular."""
+_FRAMES = 40
+
+
+@dataclass
+class NonFiniteWatch:
+    """Stands between the loop and the user's loss function."""
+
+    rank: int
+    folder: Path
+    """Where reports go: attempts/<n>/non_finite."""
+    step: Callable[[], int]
+    """Finished steps so far."""
+    sample_ids: Callable[[int], list[int]]
+    """Of this rank, in a step; empty for a stream."""
+    micro_batch_size: int
+    inner: nn.Module
+    """The user's own module."""
+    is_whole: bool
+    """Whether calling it sends nothing: then a micro-batch can be run again on this rank alone."""
+    _step: int = -1
+    _num_turns: int = 0
+    """Micro-batches of that step that have been through."""
+
+    def over(self, task: Task) -> Task:
+        """The same task, with an eye on its loss."""
+
+        def loss(model: nn.Module, batch: Any) -> Loss:
+            found = task.loss(model, batch)
+            self._count_turn()
+            value = (found.sum if isinstance(found, Total) else found).item()
+            if not math.isfinite(value):
+                raise self._stop(task, batch, value)
+            return found
+
+        return replace(task, loss=loss)
+
+    def _count_turn(self) -> None:
+        step = self.step()
+        self._num_turns = self._num_turns + 1 if step == self._step else 1
+        self._step = step
+
+    def _stop(self, task: Task, batch: Any, value: float) -> NonFiniteLoss:
+        first = (self._num_turns - 1) * self.micro_batch_size
+        ids = self.sample_ids(self.step())[first : first + self.micro_batch_size]
+        operation = None
+        if self.is_whole:
+            operation = _rerun(self.inner, task, batch, nan=math.isnan(value))
+        report = {
+            **_describe(self.inner, operation, batch, value),
+            "step": self.step() + 1,
+            "rank": self.rank,
+            "loss": str(value),
+        }
+        bad_rows = report.pop("rows")
+        chosen = [ids[row] for row in bad_rows if row < len(ids)] if bad_rows else ids
+        report["sample_ids"] = chosen
+        write_whole(self.folder / f"{self.rank:05d}.json", json.dumps(report, indent=2) + "\n")
+        return NonFiniteLoss(
+            f"train/loss = {value} at step {self.step() + 1} on rank {self.rank}: no longer a "
+            f"number, first in {report['what']} (samples {chosen[:8]}{'…' * (len(chosen) > 8)}); "
+            "look at those samples, lower optimization.learning_rate or set "
+            "optimization.max_grad_norm"
+        )
+
+
+def _describe(
+    inner: nn.Module, operation: _Operation | None, batch: Any, value: float
+) -> dict[str, Any]:
+    """Where it came in: with the batch, with a parameter, or out of an operation."""
+    rows: list[int] = []
+    found_in, name, tensor, frames = "loss", "loss", torch.tensor(value), []
+    bad_parameter = next(((n, p) for n, p in inner.named_parameters() if _is_bad(p)), None)
+    bad_input = _bad_input(batch)
+    if bad_input is not None:
+        found_in, (name, tensor) = "input", bad_input
+        rows = _bad_rows(tensor)
+        what = f"the batch itself ({name})"
+    elif bad_parameter is not None:
+        found_in, (name, tensor) = "parameter", bad_parameter
+        what = f"the parameter {name}"
+    elif operation is not None:
+        found_in = "module" if operation.module else "loss"
+        name, tensor = operation.module or "the loss function", operation.output
+        what = f"the output of {operation.name} in {name}"
+    else:
+        what = "the loss"
+    if operation is not None:
+        frames = operation.frames
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return {
+        "found_in": found_in,
+        "name": name,
+        "what": what,
+        "module": operation.module if operation else "",
+        "operation": operation.name if operation else "",
+        "frames": frames,
+        "num_nan": int(local.isnan().sum()),
+        "num_inf": int(local.isinf().sum()),
+        "num_elements": local.numel(),
+        "rows": rows,
+    }
+
+
+@dataclass(frozen=True)
+class _Operation:
+    name: str
+    module: str
+    output: torch.Tensor
+    frames: list[tuple[str, int, str]]
+
+
+def _rerun(inner: nn.Module, task: Task, batch: Any, *, nan: bool) -> _Operation | None:
+    with _names(inner) as current:
+        first = _FirstBad(current, nan=nan)
+        with first:
+            task.loss(inner, batch)
+    return first.found
+
+
+class _FirstBad(TorchDispatchMode):
+    """Watches every operation for the first whose output is not finite though its inputs are."""
+
+    def __init__(self, current: list[str], *, nan: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._current = current
+        self._is_bad = _has_nan if nan else _is_bad
+        self.found: _Operation | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # torch's own interface
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if _is_float(leaf)]
+        were_bad = self.found is None and any(self._is_bad(tensor) for tensor in inputs)
+        result = func(*args, **(kwargs or {}))
+        name = str(func.overloadpacket).removeprefix("aten.")
+        if self.found is None and not were_bad and not name.startswith(_FILLS):
+            outputs = [leaf for leaf in tree_leaves(result) if _is_float(leaf)]
+            bad = next((tensor for tensor in outputs if self._is_bad(tensor)), None)
+            if bad is not None:
+                module = self._current[-1] if self._current else ""
+                self.found = _Operation(name, module, bad.detach().clone(), _frames())
+        return result
+
+
+@contextmanager
+def _names(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules that are being called, outermost first."""
+    current: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        shown = name or type(module).__name__
+        handles.append(module.register_forward_pre_hook(lambda *_, n=shown: current.append(n)))
+        handles.append(
+            module.register_forward_hook(lambda *_: current.pop() and None, always_call=True)
+        )
+    try:
+        yield current
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _frames() -> list[tuple[str, int, str]]:
+    """The calls that led here, innermost first."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - formats nothing
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < _FRAMES:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames
+
+
+def _bad_input(batch: Any) -> tuple[str, torch.Tensor] | None:
+    for path, leaf in tree_flatten_with_path(batch)[0]:
+        if _is_float(leaf) and _is_bad(leaf):
+            return "batch" + "".join(map(str, path)), leaf
+    return None
+
+
+def _bad_rows(tensor: torch.Tensor) -> list[int]:
+    if tensor.dim() == 0:
+        return []
+    bad = ~tensor.isfinite().flatten(1).all(1) if tensor.dim() > 1 else ~tensor.isfinite()
+    rows: list[int] = bad.nonzero().flatten().tolist()
+    return rows
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _is_bad(tensor: torch.Tensor) -> bool:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return not bool(local.detach().isfinite().all())
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return bool(tensor.detach().isnan().any())

@@ -1,0 +1,98 @@
+"""Profiling: torch's profiler around chosen steps of chosen ranks, brought in by the environment.
+
+`drivetrain profile` names this hook in DRIVETRAIN_HOOKS; no script need be touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from drivetrain.record.profile_request import ProfileRequest
+from drivetrain.train.hooks import Hook
+from drivetrain.train.trainer import Trainer
+
+_PY_SPY_PATIENCE_S = 20.0
+
+
+class Profiling(Hook):
+    """Records from the first chosen step to the last, on the ranks that were chosen."""
+
+    def __init__(self) -> None:
+        self._request = ProfileRequest.from_environment()
+        self._profiler: profile | None = None
+        self._step: Any = None
+        self._sampler: subprocess.Popen[bytes] | None = None
+        self._rank = 0
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Is it this rank?"""
+        self._rank = 0 if trainer.assembly is None else trainer.assembly.world.rank
+
+    def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
+        """`step` counts from 0."""
+        if not self._request.wants(self._rank, step + 1):
+            return
+        if self._profiler is None:
+            self._begin()
+        self._step = record_function(f"step {step + 1}")
+        self._step.__enter__()
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
+        """Closes the step, and with the last one the trace."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        if self._profiler is not None and not self._request.wants(self._rank, step + 2):
+            self._end()
+
+    def on_fit_end(self, trainer: Trainer) -> None:  # noqa: ARG002
+        """The run was shorter than what was asked for."""
+        self._end()
+
+    def _begin(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        if self._request.py_spy:
+            self._sampler = _start_py_spy(self._request.flame_graph(self._rank))
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler.start()
+
+    def _end(self) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            path = self._request.trace(self._rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(path))
+            self._profiler = None
+        if self._sampler is not None:
+            self._sampler.send_signal(signal.SIGINT)  # it writes its picture then
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._sampler.wait(_PY_SPY_PATIENCE_S)
+            self._sampler = None
+
+
+def _start_py_spy(path: Path) -> subprocess.Popen[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program = Path(sys.executable).with_name("py-spy")
+    words = [
+        "record",
+        "--pid",
+        str(os.getpid()),
+        "--output",
+        str(path),
+        "--native",
+        "--nonblocking",
+    ]
+    return subprocess.Popen(  # noqa: S603 - a fixed command
+        [str(program), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )

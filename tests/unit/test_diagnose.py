@@ -1,0 +1,299 @@
+"""Verdicts from given evidence: no process is started here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drivetrain.core.errors import ConfigError
+from drivetrain.diagnose import bottleneck, crash, divergence, hang, straggler
+from drivetrain.diagnose.collectives import Call, Calls
+from drivetrain.diagnose.evidence import Evidence
+from drivetrain.diagnose.finding import Finding, Kind, Severity, by_severity, listed
+from drivetrain.diagnose.run import diagnose
+from drivetrain.diagnose.stacks import Frame, Stacks, Thread, parse_stacks, traceback_line
+from drivetrain.diagnose.trace import summarize
+
+USERS = Frame("/home/ada/train.py", 31, "loss")
+OTHER_LINE = Frame("/home/ada/train.py", 44, "loss")
+TORCHS = Frame("/env/lib/python3.11/site-packages/torch/distributed/c10d.py", 9, "all_reduce")
+OURS = Frame("/work/src/drivetrain/train/loop.py", 103, "_go_through")
+STALLED = {"kind": "stalled", "step": 12, "host": "h1", "detail": "rank 0: no progress"}
+
+
+def stacks_at(*frames: Frame) -> Stacks:
+    return Stacks((Thread(frames, is_current=True),))
+
+
+def calls(*ops: str, pending: bool = False, sizes: tuple[int, ...] = (7,)) -> Calls:
+    last = len(ops) - 1
+    return Calls(
+        tuple(
+            Call("default", n, op, (sizes,), is_done=not (pending and n == last), frames=(USERS,))
+            for n, op in enumerate(ops)
+        ),
+        {"default": (0, 1, 2)},
+    )
+
+
+def test_a_stack_is_read_with_its_threads_and_the_processes_of_the_rank() -> None:
+    text = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/env/site-packages/torch/x.py", line 5 in f\n'
+        '  File "/home/ada/train.py", line 31 in loss\n'
+        "process 812:\n"
+        "Current thread 0x03 (most recent call first):\n"
+        '  File "/home/ada/data.py", line 7 in __getitem__\n'
+    )
+    stacks = parse_stacks(text)
+    assert stacks is not None
+    assert stacks.main is not None
+    assert str(stacks.main.user_frame) == "train.py:31 in loss"
+    assert [pid for pid, _ in stacks.children] == [812]
+    assert parse_stacks("no answer: is it stopped?\n") is None
+
+
+def test_of_a_traceback_the_users_innermost_line_counts() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/ada/train.py", line 90, in main\n'
+        '  File "/home/ada/train.py", line 31, in loss\n'
+        '  File "/env/site-packages/torch/nn/functional.py", line 5, in embedding\n'
+        "IndexError: index out of range\n"
+    )
+    assert str(traceback_line(text)) == "train.py:31 in loss"
+
+
+def test_the_rank_that_never_came_is_named_with_its_line() -> None:
+    evidence = Evidence(
+        1,
+        end=STALLED,
+        stacks={0: stacks_at(TORCHS, USERS), 1: stacks_at(OTHER_LINE, OURS)},
+        calls={0: calls("all_reduce", "all_reduce", pending=True), 1: calls("all_reduce")},
+    )
+    finding = hang.judge(evidence)
+    assert finding is not None
+    assert (finding.kind, finding.ranks, finding.line) == (Kind.HANG, (1,), "train.py:44 in loss")
+    assert "rank 1 (h1) never reached the all_reduce [7]" in finding.what
+
+
+def test_of_three_ranks_the_one_that_calls_something_else_is_the_odd_one() -> None:
+    evidence = Evidence(
+        1,
+        end=STALLED,
+        calls={
+            0: calls("all_reduce", "all_reduce", pending=True),
+            1: calls("all_reduce", "barrier", pending=True),
+            2: calls("all_reduce", "all_reduce", pending=True),
+        },
+    )
+    finding = hang.judge(evidence)
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (1,))
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_of_two_ranks_the_one_that_broke_the_order_so_far_is_the_odd_one(odd: int) -> None:
+    usual = ("all_gather", "all_reduce") * 4
+    evidence = Evidence(
+        1,
+        end=STALLED,
+        calls={
+            odd: calls(*usual, "all_reduce", pending=True),
+            1 - odd: calls(*usual, "all_gather", pending=True),
+        },
+    )
+    finding = hang.judge(evidence)
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (odd,))
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rare_call_just_before_does_not_hide_who_broke_the_order(odd: int) -> None:
+    usual = (*("all_gather", "all_reduce") * 4, "barrier")  # as logging does now and then
+    evidence = Evidence(
+        1,
+        end=STALLED,
+        calls={
+            odd: calls(*usual, "all_reduce", pending=True),
+            1 - odd: calls(*usual, "all_gather", pending=True),
+        },
+    )
+    finding = hang.judge(evidence)
+    assert finding is not None
+    assert finding.ranks == (odd,)
+
+
+def test_a_rank_that_gloo_aborted_is_told_by_its_stack_and_the_others_calls() -> None:
+    usual = ("all_gather", "all_reduce") * 4
+    end = {"kind": "failed", "step": 5, "failures": [failure(1, -6)], "exits": {"1": -6}}
+    others = calls(*usual, "all_gather", pending=True)
+    sites = {"all_gather": USERS, "all_reduce": OTHER_LINE}
+    told = Calls(tuple(replace(c, frames=(sites[c.op],)) for c in others.calls), others.groups)
+    at = {1: stacks_at(TORCHS, OTHER_LINE)}  # in the all_reduce, where an all_gather was due
+    finding = crash.judge(Evidence(1, end=end, stacks=at, calls={0: told}))
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (1,))
+    assert "called all_reduce [7] at train.py:44 in loss where rank 0" in finding.what
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
+    groups = {"tp": (0, 1), "dp": (0, 1)}
+
+    def waits_in(group: str) -> Calls:
+        return Calls((Call(group, 5, "all_reduce", ((7,),), is_done=False),), groups)
+
+    finding = hang.judge(Evidence(1, end=STALLED, calls={0: waits_in("dp"), 1: waits_in("tp")}))
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (0, 1))
+    assert "each waits for the other" in finding.what
+
+
+def test_without_collectives_the_rank_outside_of_one_is_the_one() -> None:
+    evidence = Evidence(
+        1, end=STALLED, stacks={0: stacks_at(TORCHS, USERS), 1: stacks_at(OTHER_LINE, OURS)}
+    )
+    finding = hang.judge(evidence)
+    assert finding is not None
+    assert (finding.ranks, finding.line) == ((1,), "train.py:44 in loss")
+
+
+def test_a_rank_that_does_not_answer_is_said_to_be_stopped() -> None:
+    finding = hang.judge(Evidence(1, end=STALLED, stacks={0: stacks_at(TORCHS), 1: None}))
+    assert finding is not None
+    assert finding.ranks == (1,)
+    assert "does not answer" in finding.what
+
+
+def failure(rank: int, code: int, error: str = "", *, collateral: bool = False) -> dict[str, Any]:
+    return {"rank": rank, "exit_code": code, "error": error, "is_collateral": collateral}
+
+
+def test_a_rank_that_left_with_exit_code_0_is_found_behind_the_others_complaints() -> None:
+    noticed = failure(0, 1, "RuntimeError: Connection closed by peer", collateral=True)
+    end = {"kind": "failed", "step": 5, "host": "h1", "failures": [noticed], "exits": {"1": 0}}
+    finding = crash.judge(Evidence(1, end=end))
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.LEFT_EARLY, (1,))
+
+
+def test_a_kill_at_the_memory_limit_is_out_of_memory_and_one_below_it_is_not() -> None:
+    def judged(held: int) -> Finding | None:
+        memory = {"1": {"held_bytes": held, "limit_bytes": 1000, "oom_kills": 0}}
+        end = {"kind": "failed", "step": 5, "failures": [failure(1, -9)], "resources": memory}
+        return crash.judge(Evidence(1, end=end))
+
+    full, half = judged(980), judged(500)
+    assert full is not None
+    assert half is not None
+    assert (full.kind, half.kind) == (Kind.OUT_OF_MEMORY, Kind.CRASH)
+
+
+def test_a_host_that_is_the_first_to_fail_again_and_again_is_named() -> None:
+    def failed(attempt: int, rank: int) -> Evidence:
+        hosts = {"0": "h1", "1": "h2"}
+        end = {"kind": "failed", "step": 5, "failures": [failure(rank, -9)], "hosts": hosts}
+        return Evidence(attempt, end=end)
+
+    again = crash.failing_nodes([failed(1, 1), failed(2, 1), failed(3, 1)])
+    assert [finding.host for finding in again] == ["h2"]
+    assert not crash.failing_nodes([failed(1, 1), failed(2, 0), failed(3, 1)])
+
+
+def test_a_spike_is_found_and_a_noisy_loss_is_not() -> None:
+    noise = np.random.default_rng(3).normal(0, 0.1, 200)
+    losses = [(step, 2.0 + float(noise[step])) for step in range(200)]
+    assert divergence.loss_spikes(losses) is None
+    spike = divergence.loss_spikes([*losses[:150], (150, 7.0), *losses[151:]])
+    assert spike is not None
+    assert spike.step == 150
+
+
+def own_times(slow: int | None, excess: float, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Four ranks, 100 steps of 50 ms with 2 % of noise; one is slower from step 50 on."""
+    times = np.random.default_rng(seed).normal(0.05, 0.001, (4, 100))
+    if slow is not None:
+        times[slow, 50:] *= 1 + excess
+    return times
+
+
+@pytest.mark.parametrize("excess", [0.1, 0.2, 0.5])
+def test_a_slow_rank_is_found_within_ten_steps(excess: float) -> None:
+    times = own_times(2, excess)
+    slow = straggler.slow_windows(times)
+    assert [int(rank) for rank in np.flatnonzero(slow.any(axis=1))] == [2]
+    first_end = int(np.flatnonzero(slow[2])[0]) + straggler.WINDOW - 1
+    assert first_end < 60
+    lags = straggler.find_lags(times, np.zeros_like(times), times + 0.01, np.arange(1.0, 101))
+    assert [lag.rank for lag in lags] == [2]
+    assert lags[0].excess == pytest.approx(excess, abs=0.02)
+    assert not lags[0].data_share
+
+
+def test_nobody_is_slow_when_all_are_or_when_it_is_only_noise() -> None:
+    times = own_times(None, 0.0)
+    assert not straggler.slow_windows(times).any()
+    times[:, 50:] *= 3
+    assert not straggler.slow_windows(times).any()
+
+
+def test_shares_above_their_limit_are_findings() -> None:
+    def laps(**seconds: float) -> bottleneck.Laps:
+        names = bottleneck.Laps.__dataclass_fields__
+        full = {name: np.full((2, 20), seconds.get(name, 0.0)) for name in names}
+        return bottleneck.Laps(**full)
+
+    assert not bottleneck.findings(laps(compute_s=0.05, data_wait_s=0.001, communication_s=0.01))
+    found = bottleneck.findings(laps(compute_s=0.05, data_wait_s=0.05, checkpoint_s=0.02))
+    assert [finding.kind for finding in found] == [Kind.DATA_BOUND, Kind.CHECKPOINT_BOUND]
+
+
+def test_communication_beyond_waiting_for_the_slowest_rank_counts_as_the_networks() -> None:
+    own = np.array([[0.05], [0.10]]).repeat(20, axis=1)
+    zero = np.zeros_like(own)
+    waits = bottleneck.Laps(zero, own, np.array([[0.05], [0.0]]).repeat(20, 1), zero, zero, zero)
+    assert bottleneck.shares(waits).communication == 0.0
+
+
+def test_a_trace_is_summed_up_with_what_overlaps_and_what_does_not() -> None:
+    def event(name: str, start: float, us: float, cat: str = "cpu_op", tid: int = 1) -> Any:
+        return {"ph": "X", "name": name, "ts": start, "dur": us, "cat": cat, "pid": 1, "tid": tid}
+
+    events = [
+        event("step 5", 0, 100, "user_annotation"),
+        event("aten::linear", 0, 40),
+        event("aten::mm", 10, 20),
+        event("gloo:all_reduce", 30, 40, "user_annotation", tid=2),
+        event("aten::mm", 200, 50),  # after the step
+    ]
+    summary = summarize({"traceEvents": events})
+    assert summary.num_steps == 1
+    assert (summary.wall_s, summary.compute_s) == pytest.approx((100e-6, 40e-6))
+    assert (summary.exposed_s, summary.overlapped_s) == pytest.approx((30e-6, 10e-6))
+    assert {operator.name: operator.self_s for operator in summary.top} == pytest.approx(
+        {"aten::linear": 20e-6, "aten::mm": 20e-6}
+    )
+
+
+def test_findings_survive_json_and_the_worst_comes_first() -> None:
+    note = Finding(Severity.NOTE, Kind.LOSS_SPIKE, "a", "b", ("c",), (1, 2))
+    error = Finding(Severity.ERROR, Kind.HANG, "a", "b", line="train.py:3 in f")
+    assert by_severity([note, error])[0] is error
+    assert Finding.from_json(json.loads(json.dumps(note.as_json()))) == note
+    assert listed(range(9)) == "ranks 0, 1, 2, 3, 4 and 4 more"
+    assert listed([3]) == "rank 3"
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="holds no run"):
+        diagnose(tmp_path)
+    with pytest.raises(ConfigError, match="no such directory"):
+        diagnose(tmp_path / "nowhere")
