@@ -69,6 +69,7 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery
 	$(BIN)/drivetrain bench supervision --output benchmarks/results/supervision
 	$(BIN)/drivetrain bench scale --output benchmarks/results/scale
+	$(BIN)/drivetrain bench reading --output benchmarks/results/reading
 	$(BIN)/drivetrain bench slow-link --output benchmarks/results/slow-link
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md

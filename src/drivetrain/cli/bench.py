@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from drivetrain.bench import campaign
+from drivetrain.bench.reading import run_reading
 from drivetrain.bench.recovery import run_recovery
 from drivetrain.bench.scale import run_scale
 from drivetrain.bench.slow_link import run_slow_link
@@ -27,6 +28,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
         "scale": lambda folder, _, __: run_scale(folder),
+        "reading": lambda folder, _, __: run_reading(folder),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }
     folder = Path(output or f"bench-{name}")

@@ -251,6 +251,14 @@ def scale(output: Output = None) -> None:
     run("scale", output, 1, 1)
 
 
+@bench.command()
+def reading(output: Output = None) -> None:
+    """Seconds and memory to look at runs of up to 4,096 ranks × 10,000 steps."""
+    from drivetrain.cli.bench import run
+
+    run("reading", output, 1, 1)
+
+
 @bench.command(name="slow-link")
 def slow_link(output: Output = None) -> None:
     """Time to the same loss over slow links: tuned ddp, compressors, local SGD and DiLoCo."""
@@ -373,6 +381,55 @@ def parity(
     from drivetrain.cli.verify import run_parity
 
     raise typer.Exit(run_parity(tuple(script), layouts, steps, as_json=as_json))
+
+
+RunAddress = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
+]
+
+
+@app.command()
+def watch(
+    run: RunAddress,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 2,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame; for pipes.")] = False,
+) -> None:
+    """See a run as it goes: curves, ranks, where the time goes, last events. q quits.
+
+    Works on a run that goes on, that is over, or that lies elsewhere; each look reads only what is
+    new.
+    """
+    from drivetrain.cli import view
+
+    raise typer.Exit(view.watch(run, every_s, once=once))
+
+
+@app.command()
+def report(
+    run: RunAddress,
+    output: Annotated[str, typer.Option("--output", "-o", help="The file.")] = "report.html",
+) -> None:
+    """Write one page about a run: verdict, curves, where the time went, ranks, attempts, config.
+
+    The page needs nothing but itself: no network, no script.
+    """
+    from drivetrain.cli import view
+
+    raise typer.Exit(view.report(run, output))
+
+
+@app.command()
+def compare(
+    run: RunAddress,
+    other: Annotated[str, typer.Argument(metavar="RUN", help="The one beside it.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="A page, too: curves over each other.")
+    ] = None,
+) -> None:
+    """Two runs side by side: what was asked differently, and what came of it."""
+    from drivetrain.cli import view
+
+    raise typer.Exit(view.compare(run, other, output))
 
 
 def main() -> None:

@@ -1,0 +1,139 @@
+"""Two runs side by side: what was asked differently, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from drivetrain.view.figures import typical
+from drivetrain.view.names import order_of, title_of
+from drivetrain.view.palette import words
+from drivetrain.view.run_view import RunView
+from drivetrain.view.scale import duration_text, number_text
+from drivetrain.view.series import Series
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing, as both runs have it; empty where one has not."""
+
+    name: str
+    here: str
+    there: str
+    change: str = ""
+    """How `there` compares with `here`, where both are numbers."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is told of two runs."""
+
+    here: RunView
+    there: RunView
+    config: Sequence[Row]
+    """Only what differs."""
+    facts: Sequence[Row]
+    """Only what differs."""
+    outcome: Sequence[Row]
+    metrics: Sequence[Row]
+    """The last value of every scalar either has."""
+    ledger: Sequence[Row]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Told apart, even when both directories have one name."""
+        if self.here.name != self.there.name:
+            return self.here.name, self.there.name
+        return f"{self.here.name} (first)", f"{self.there.name} (second)"
+
+
+def compare_runs(here: RunView, there: RunView) -> Comparison:
+    """Pure: from what is shown of each."""
+    return Comparison(
+        here,
+        there,
+        config=_differing(
+            {key: value for key, (value, _) in here.config.items()},
+            {key: value for key, (value, _) in there.config.items()},
+        ),
+        facts=_differing(here.facts, there.facts),
+        outcome=_outcome(here, there),
+        metrics=_metrics(here, there),
+        ledger=_ledger(here, there),
+    )
+
+
+def change_text(here: float, there: float) -> str:
+    """'+4.2%', 'the same', '×3.1'; empty where a ratio says nothing."""
+    if not (math.isfinite(here) and math.isfinite(there)):
+        return ""
+    if here == there:
+        return "the same"
+    if here <= 0 or there <= 0:
+        return ""
+    ratio = there / here
+    if ratio >= 2 or ratio <= 0.5:
+        return f"×{ratio:.3g}"
+    return f"{ratio - 1:+.1%}" if abs(ratio - 1) >= 5e-4 else f"{ratio - 1:+.1e}"
+
+
+def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> list[Row]:
+    keys = dict.fromkeys([*here, *there])
+    return [
+        Row(key, here.get(key, "–"), there.get(key, "–"))
+        for key in keys
+        if here.get(key) != there.get(key)
+    ]
+
+
+def _outcome(here: RunView, there: RunView) -> list[Row]:
+    rows = [
+        Row("state", here.state, there.state),
+        Row("steps", f"{here.step:,}", f"{there.step:,}", change_text(here.step, there.step)),
+        _timed("wall clock", here.wall_s, there.wall_s),
+        Row("attempts", str(len(here.attempts)), str(len(there.attempts))),
+        Row("ranks", _ranks(here), _ranks(there)),
+    ]
+    for name in ("throughput/tokens_per_sec", "throughput/samples_per_sec"):
+        rates = typical(here, name), typical(there, name)
+        if rates[0] is not None and rates[1] is not None:
+            rows.append(_numbers(f"{title_of(name).lower()}, median", rates[0], rates[1]))
+    return rows
+
+
+def _metrics(here: RunView, there: RunView) -> list[Row]:
+    names = sorted({*here.scalars, *there.scalars}, key=order_of)
+    return [
+        _last_values(here.scalar(name), there.scalar(name))
+        for name in names
+        if not name.startswith(("throughput/", "system/"))
+    ]
+
+
+def _last_values(here: Series, there: Series) -> Row:
+    shown = ["–" if side.is_empty else number_text(side.last) for side in (here, there)]
+    return Row(here.name, shown[0], shown[1], change_text(here.last, there.last))
+
+
+def _ledger(here: RunView, there: RunView) -> list[Row]:
+    if here.ledger is None or there.ledger is None:
+        return []
+    shares = here.ledger.share("productive"), there.ledger.share("productive")
+    rows = [Row("goodput", f"{shares[0]:.1%}", f"{shares[1]:.1%}")]
+    for name in dict.fromkeys([*here.ledger.seconds, *there.ledger.seconds]):
+        seconds = here.ledger.seconds.get(name, 0.0), there.ledger.seconds.get(name, 0.0)
+        rows.append(_timed(words(name), *seconds))
+    return rows
+
+
+def _numbers(name: str, here: float, there: float) -> Row:
+    return Row(name, number_text(here), number_text(there), change_text(here, there))
+
+
+def _timed(name: str, here_s: float, there_s: float) -> Row:
+    return Row(name, duration_text(here_s), duration_text(there_s), change_text(here_s, there_s))
+
+
+def _ranks(run: RunView) -> str:
+    return f"{run.attempts[-1].num_ranks:,}" if run.attempts else "–"

@@ -1,0 +1,1 @@
+"""Pages: one file, nothing loaded from anywhere, light and dark, narrow and wide."""

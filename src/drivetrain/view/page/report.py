@@ -1,0 +1,146 @@
+"""The report: a run as one page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from drivetrain._version import __version__
+from drivetrain.view.charts.curve import Curve, Line, curve
+from drivetrain.view.charts.heat import heat
+from drivetrain.view.charts.ledger import ledger_bar, ledger_over_time, ledger_table
+from drivetrain.view.charts.timeline import css_of_kind, timeline
+from drivetrain.view.figures import key_figures
+from drivetrain.view.names import order_of, title_of
+from drivetrain.view.page.style import style_sheet
+from drivetrain.view.page.template import render
+from drivetrain.view.palette import words
+from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
+from drivetrain.view.scale import duration_text, number_text
+from drivetrain.view.series import Series
+from drivetrain.view.verdict import verdict
+
+_SHOWN_CHECKPOINTS = 12
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart under its title."""
+
+    title: str
+    note: str
+    drawing: Markup
+
+
+def report_page(run: RunView, made_s: float) -> str:
+    """The whole page."""
+    return render(
+        "report.html.j2",
+        {
+            "run": run,
+            "style": style_sheet(),
+            "verdict": verdict(run),
+            "when": _when(run),
+            "figures": key_figures(run),
+            "curves": _curves(run),
+            "num_restarts": len(run.attempts) - 1,
+            "ledger": _ledger(run),
+            "heats": _heats(run.ranks),
+            "heat_note": "" if run.ranks is None else _heat_note(run.ranks),
+            "timeline": timeline(run) if run.attempts else "",
+            "checkpoint_sentence": _checkpoint_sentence(run.checkpoints),
+            "shown_checkpoints": list(run.checkpoints)[-_SHOWN_CHECKPOINTS:][::-1],
+            "chosen": [(k, v, s) for k, (v, s) in run.config.items() if s != "default"],
+            "defaults": [(k, v) for k, (v, s) in run.config.items() if s == "default"],
+            "css_of_kind": css_of_kind,
+            "duration": duration_text,
+            "number": number_text,
+            "version": __version__,
+            "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
+        },
+    )
+
+
+def curve_of(lines: Sequence[Line], marks: Sequence[tuple[float, str]] = ()) -> Markup:
+    """The chart that suits a scalar of that name."""
+    name = lines[0].series.name
+    is_rate = name.startswith(("throughput/", "system/"))
+    is_noisy = is_rate or name in ("train/loss", "train/grad_norm")
+    return curve(Curve(title_of(name), lines, is_rate, is_noisy, marks))
+
+
+def _curves(run: RunView) -> list[Drawing]:
+    marks = [
+        (float(attempt.first_step), f"attempt {attempt.number} begins")
+        for attempt in run.attempts[1:]
+    ]
+    named = sorted((s for s in run.scalars.values() if not s.is_empty), key=_series_order)
+    return [
+        Drawing(title_of(each.name), _last_of(each), curve_of([Line(each)], marks))
+        for each in named
+    ]
+
+
+def _series_order(series: Series) -> tuple[int, str]:
+    return order_of(series.name)
+
+
+def _last_of(series: Series) -> str:
+    broken = series.broken_steps.size
+    said = f"{number_text(series.last)} at step {series.steps[-1]:,.0f}"
+    return f"{said}; {broken:,} not finite" if broken else said
+
+
+def _ledger(run: RunView) -> dict[str, Any] | None:
+    if run.ledger is None or not run.ledger.wall_s:
+        return None
+    return {
+        "bar": ledger_bar(run.ledger),
+        "table": ledger_table(run.ledger),
+        "over_time": ledger_over_time(run.ledger),
+    }
+
+
+def _heats(grid: RankGrid | None) -> list[Drawing]:
+    if grid is None:
+        return []
+    drawn = []
+    for part, seconds in grid.seconds.items():
+        known = seconds[np.isfinite(seconds)]
+        if known.size:
+            note = f"median {duration_text(float(np.median(known)))} a step"
+            drawn.append(Drawing(words(part).capitalize(), note, heat(grid, part)))
+    return drawn
+
+
+def _heat_note(grid: RankGrid) -> str:
+    per_row = max(np.diff(grid.rank_edges))
+    per_column = max(np.diff(grid.step_edges))
+    if per_row > 1:
+        return (
+            f"A row is {per_row:,} ranks, drawn as the slowest of them; a column is the mean of "
+            f"{per_column:,} steps."
+        )
+    if per_column > 1:
+        return f"A row is a rank, a column the mean of {per_column:,} steps."
+    return "A row is a rank, a column a step."
+
+
+def _checkpoint_sentence(saves: Sequence[CheckpointView]) -> str:
+    if not saves:
+        return ""
+    blocked_s = sum(save.blocked_s for save in saves)
+    shown = f"; the last {_SHOWN_CHECKPOINTS}" if len(saves) > _SHOWN_CHECKPOINTS else ""
+    noun = "checkpoint" if len(saves) == 1 else "checkpoints"
+    return f"{len(saves):,} {noun} held up the steps for {duration_text(blocked_s)} in all{shown}:"
+
+
+def _when(run: RunView) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.start_s))
+    ended = time.strftime("%H:%M:%S", time.localtime(run.end_s))
+    return f"{began} to {ended}" if run.state != "running" else f"since {began}"

@@ -1,0 +1,122 @@
+"""The panels of the live view: each a function from values and a size to lines."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from rich.text import Text
+
+from drivetrain.view.charts.timeline import css_of_kind
+from drivetrain.view.palette import colour_of, words
+from drivetrain.view.run_view import LedgerView, RunView
+from drivetrain.view.scale import Scale, duration_text, from_zero, number_text, value_scale
+from drivetrain.view.series import Series
+from drivetrain.view.terminal.braille import braille
+
+_LABEL = 8
+_STYLE_OF_END = {
+    "is-good": colour_of("good").dark,
+    "is-bad": colour_of("bad").dark,
+    "is-preempted": colour_of("preempted").dark,
+}
+
+
+def style_of_kind(kind: str) -> str:
+    """Good, calm or bad, in a terminal's colours."""
+    return _STYLE_OF_END[css_of_kind(kind)]
+
+
+def curve_lines(series: Series, width: int, height: int, *, is_rate: bool = False) -> list[Text]:
+    """A curve with its highest and lowest value beside it, and its steps below."""
+    if series.is_empty or width < _LABEL + 4 or height < 3:
+        return [Text("nothing recorded yet", style="dim")]
+    y = from_zero(series.values) if is_rate else value_scale(series.values)
+    first, last = float(series.steps[0]), float(series.steps[-1])
+    x = Scale(first, last if last > first else first + 1)
+    drawn = braille(series, x, y, width - _LABEL, height - 1)
+    labels = {0: number_text(_rounded(y.high)), len(drawn) - 1: number_text(_rounded(y.low))}
+    lines = []
+    for index, cells in enumerate(drawn):
+        text = Text().append(f"{labels.get(index, ''):>{_LABEL - 1}} ", style="dim")
+        lines.append(text.append(cells, style=colour_of("productive").dark))
+    left, right = f"{first:,.0f}", f"{last:,.0f}"
+    broken = series.broken_steps.size
+    gap = " " * max(1, width - _LABEL - len(left) - len(right))
+    axis = Text(" " * _LABEL + left + gap + right, style="dim")
+    if broken:
+        axis = Text(f"{broken} values are not finite, first at step {series.broken_steps[0]:.0f}")
+        axis.stylize(f"bold {colour_of('bad').dark}")
+    return [*lines, axis]
+
+
+def ledger_lines(ledger: LedgerView | None, width: int, height: int) -> list[Text]:
+    """A bar per class that took time, the largest first and as long as there is room."""
+    if ledger is None or not ledger.wall_s:
+        return [Text("nothing to account for yet", style="dim")]
+    taken = sorted(((s, name) for name, s in ledger.seconds.items() if s > 0), reverse=True)
+    has_durations = width >= 46
+    room = max(3, width - (38 if has_durations else 25))
+    lines = []
+    for seconds, name in taken[:height]:
+        length = max(1, round(seconds / taken[0][0] * room))
+        text = Text(f"{words(name):<16} ")
+        text.append("█" * length, style=colour_of(name).dark)
+        text.append(" " * (room - length) + f"{ledger.share(name):>7.1%}")
+        lines.append(text.append(f" {duration_text(seconds):>12}" if has_durations else ""))
+    return lines
+
+
+def attempt_lines(run: RunView, height: int) -> list[Text]:
+    """The last attempts, the newest at the end."""
+    lines = []
+    for attempt in list(run.attempts)[-height:]:
+        text = Text(f"{attempt.number:>3} ")
+        text.append(f"{attempt.kind:<10}", style=style_of_kind(attempt.kind))
+        text.append(f" {attempt.first_step:,}–{attempt.last_step:,}")
+        text.append(f"  {duration_text(attempt.end_s - attempt.start_s)}", style="dim")
+        if attempt.what:
+            text.append(f"  {attempt.what}", style="dim")
+        lines.append(text)
+    return lines or [Text("none yet", style="dim")]
+
+
+def event_lines(run: RunView, height: int) -> list[Text]:
+    """What happened last, the newest at the end."""
+    lines = []
+    for event in list(run.events)[-height:]:
+        at = time.strftime("%H:%M:%S", time.localtime(event.time_s))
+        lines.append(Text().append(f"{at} ", style="dim").append(event.what))
+    return lines or [Text("none yet", style="dim")]
+
+
+def header_line(run: RunView, width: int) -> Text:
+    """Name, state, how far, how long to go."""
+    text = Text(f" {run.name} ", style="bold")
+    text.append(f" {run.state} ", style=f"bold reverse {style_of_kind(run.state)}")
+    of = f"/{run.total_steps:,}" if run.total_steps else ""
+    text.append(f"  step {run.step:,}{of}  ")
+    if run.total_steps:
+        room = max(0, min(30, width - text.cell_len - 30))
+        done = min(room, round(run.step / run.total_steps * room))
+        text.append("━" * done, style=colour_of("productive").dark)
+        text.append("━" * (room - done), style="grey37")
+    text.append(f"  {duration_text(run.wall_s)}", style="dim")
+    remaining_s = _remaining_s(run)
+    if remaining_s is not None:
+        text.append(f"  ETA {duration_text(remaining_s)}", style="dim")
+    return text
+
+
+def _remaining_s(run: RunView) -> float | None:
+    """By the last steps' pace; only while it runs."""
+    means = run.recent
+    if run.state != "running" or not run.total_steps or means is None:
+        return None
+    step_s = means.step_s
+    known = step_s[np.isfinite(step_s)]
+    return float(np.median(known)) * (run.total_steps - run.step) if known.size else None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

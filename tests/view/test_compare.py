@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from drivetrain.view.compare import change_text, compare_runs
+from drivetrain.view.page.compare import compare_page
+from drivetrain.view.series import make_series
+from drivetrain.view.terminal.comparison import show_comparison
+from tests.view.runs import ledger, run_view
+
+
+def other() -> dict[str, object]:
+    steps = np.arange(1, 51)
+    return {
+        "name": "digits-lr",
+        "step": 50,
+        "end_s": 1030.0,
+        "scalars": {
+            "train/loss": make_series("train/loss", steps, 4.0 / steps),
+            "val/accuracy": make_series("val/accuracy", [50], [0.9]),
+        },
+        "ledger": ledger(productive=24.0, data_wait=6.0),
+        "config": {"seed": ("42", "default"), "max_steps": ("50", "file")},
+    }
+
+
+def test_only_what_differs_is_told_of_the_config() -> None:
+    found = compare_runs(run_view(), run_view(**other()))
+    assert [(row.name, row.here, row.there) for row in found.config] == [("max_steps", "100", "50")]
+    assert found.facts == []
+
+
+def test_a_key_only_one_of_them_has_is_a_difference() -> None:
+    there = run_view(config={"seed": ("42", "default")})
+    assert [(r.name, r.there) for r in compare_runs(run_view(), there).config] == [
+        ("max_steps", "–")
+    ]
+
+
+def test_last_values_and_classes_stand_side_by_side() -> None:
+    found = compare_runs(run_view(), run_view(**other()))
+    metrics = {row.name: row for row in found.metrics}
+    assert (metrics["train/loss"].here, metrics["train/loss"].there) == ("0.02", "0.08")
+    assert metrics["train/loss"].change == "×4"
+    assert metrics["val/accuracy"].here == "–"
+    times = {row.name: row for row in found.ledger}
+    assert times["data wait"].here == "0 s"
+    assert times["goodput"].there == "80.0%"
+
+
+def test_a_last_loss_that_is_no_number_is_not_mistaken_for_a_missing_one() -> None:
+    broken = {"train/loss": make_series("train/loss", [1, 2], [1.0, np.nan])}
+    found = compare_runs(run_view(), run_view(scalars=broken))
+    assert next(row for row in found.metrics if row.name == "train/loss").there == "nan"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "text"),
+    [
+        (1.0, 1.0, "the same"),
+        (1.0, 1.042, "+4.2%"),
+        (2.0, 1.9, "-5.0%"),
+        (1.0, 3.1, "×3.1"),
+        (1.0, 1.00001, "+1.0e-05"),
+        (0.0, 1.0, ""),
+        (float("nan"), 1.0, ""),
+    ],
+)
+def test_changes(here: float, there: float, text: str) -> None:
+    assert change_text(here, there) == text
+
+
+def test_the_page_lays_the_curves_over_each_other() -> None:
+    page = compare_page(compare_runs(run_view(), run_view(**other())), 0.0)
+    assert page.count('class="line line-1') >= 1
+    assert page.count('class="line line-2') >= 1
+    assert "only in digits-lr" in page
+
+
+def test_runs_of_one_name_can_be_told_apart() -> None:
+    assert compare_runs(run_view(), run_view()).names == ("digits (first)", "digits (second)")
+
+
+def test_the_terminal_shows_it_in_eighty_columns() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, highlight=False, markup=False)
+    show_comparison(compare_runs(run_view(), run_view(**other())), console)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("max_steps" in line and "100" in line and "50" in line for line in lines)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from drivetrain.view.compare import compare_runs
+from drivetrain.view.page.compare import compare_page
+from drivetrain.view.page.report import report_page
+from drivetrain.view.run_view import FindingView, RunView
+from drivetrain.view.series import make_series
+from drivetrain.view.verdict import verdict
+from tests.view.runs import HOSTILE, attempt, ledger, run_view
+
+
+class Tags(HTMLParser):
+    """Every tag, and whether they close as they opened."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br", "img", "link", "path"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "path":
+            assert self.open.pop() == tag
+
+
+def everything() -> RunView:
+    found = FindingView("error", "hang", "rank 1 never came", ("it is at train.py:31",), "fix it")
+    return run_view(findings=[found], plan=[("step", 0.2, 0.25, "s")])
+
+
+def test_the_page_is_whole_and_needs_nothing_else() -> None:
+    page = report_page(everything(), 2000.0)
+    tags = Tags(page)
+    assert tags.open == []
+    assert tags.addresses == []
+    assert "script" not in tags.seen
+    assert "http" not in re.sub(r"http-equiv", "", page)
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "prefers-color-scheme" in page
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "rank 1 never came",
+        "it is at train.py:31",
+        "fix it",
+        "rank 1 was killed",
+        "Loss",
+        "Samples per second",
+        "goodput",
+        "80.0%",
+        "max_steps",
+        "command line",
+        "measured ÷ predicted",
+        "1.25",
+        "node-0",
+    ],
+)
+def test_the_page_says(said: str) -> None:
+    assert said in report_page(everything(), 2000.0)
+
+
+def test_a_run_that_has_only_begun_has_a_page() -> None:
+    page = report_page(
+        run_view(scalars={}, attempts=[], checkpoints=[], ledger=None, ranks=None, step=0), 2000.0
+    )
+    assert Tags(page).open == []
+
+
+def test_hostile_names_reach_the_page_as_words_only() -> None:
+    run = run_view(
+        name=HOSTILE,
+        state=HOSTILE,
+        scalars={HOSTILE: make_series(HOSTILE, [1, 2], [1.0, 2.0])},
+        attempts=[attempt(1, 1000.0, 1060.0, kind=HOSTILE, what=HOSTILE, host=HOSTILE)],
+        ledger=replace(ledger(productive=1.0), seconds={HOSTILE: 1.0}),
+        facts={HOSTILE: HOSTILE},
+        config={HOSTILE: (HOSTILE, HOSTILE)},
+        findings=[FindingView(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), HOSTILE)],
+        plan=[(HOSTILE, 1.0, 1.0, HOSTILE)],
+    )
+    for page in (report_page(run, 0.0), compare_page(compare_runs(run, run_view()), 0.0)):
+        seen = Tags(page).seen
+        assert "script" not in seen
+        assert "img" not in seen
+        assert seen.count("style") == 1
+
+
+def test_the_verdict_says_what_became_of_the_run() -> None:
+    said = verdict(run_view())
+    assert said.startswith("Finished 100 of 100 steps on 2 ranks in 1 min.")
+    assert "It took 2 attempts (1 failed before the last)." in said
+    assert "80% of the time went into productive steps; most of the rest was recovery" in said
+    assert "The loss fell from 2 to 0.02." in said
+
+
+def test_the_verdict_never_hides_a_loss_that_is_no_number() -> None:
+    steps = np.arange(1, 4)
+    broken = {"train/loss": make_series("train/loss", steps, [1.0, np.nan, 0.9])}
+    assert "not a number at step 2" in verdict(run_view(scalars=broken))
+    ended = {"train/loss": make_series("train/loss", steps, [1.0, 2.0, np.inf])}
+    assert "no longer a number: inf at step 3" in verdict(run_view(scalars=ended))
+
+
+@pytest.mark.parametrize("state", ["running", "preempted", "silent", "failed", "stalled"])
+def test_every_state_has_a_sentence(state: str) -> None:
+    said = verdict(run_view(state=state))
+    assert "100" in said
+    assert said.endswith(".")
