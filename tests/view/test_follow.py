@@ -106,7 +106,7 @@ def test_each_look_reads_only_what_is_new(tmp_path: Path) -> None:
     assert second.step == 5010
     assert second.scalar("train/loss").values.tolist() == [2.0, 1.5]
     assert source.num_bytes - before < 8_000  # the ten new steps, and each rank's last fifty
-    assert follower.look(1510.0 + 3600).state == "silent"
+    assert follower.look(1510.0 + 3600).state == "quiet"
 
 
 def _loss_line(step: int, loss: float) -> str:
@@ -133,6 +133,17 @@ def test_an_attempt_nobody_could_speak_for_is_lost(run: Path, tmp_path: Path) ->
     view = view_whole(open_run(tmp_path / "cut"), time.time())
     assert [a.kind for a in view.attempts] == ["lost", "finished"]
     assert view.attempts[0].end_s <= view.attempts[1].start_s
+
+
+def test_a_run_without_a_supervisor_says_itself_how_it_ended(tmp_path: Path) -> None:
+    make_run(tmp_path / "alone", MADE)
+    (tmp_path / "alone/attempts/0002/end.json").unlink()
+    for view in (
+        view_whole(open_run(tmp_path / "alone"), time.time()),
+        RunFollower(open_run(tmp_path / "alone")).look(time.time()),
+    ):
+        assert view.state == "finished"
+        assert view.attempts[-1].last_step == 400
 
 
 def test_a_run_directory_with_nothing_in_it_yet(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ def test_the_verdict_never_hides_a_loss_that_is_no_number() -> None:
     assert "no longer a number: inf at step 3" in verdict(run_view(scalars=ended))
 
 
-@pytest.mark.parametrize("state", ["running", "preempted", "silent", "failed", "stalled"])
+@pytest.mark.parametrize(
+    "state", ["running", "preempted", "quiet", "restarting", "failed", "stalled"]
+)
 def test_every_state_has_a_sentence(state: str) -> None:
     said = verdict(run_view(state=state))
     assert "100" in said

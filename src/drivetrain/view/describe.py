@@ -11,18 +11,20 @@ import numpy as np
 from drivetrain.config.keys import flatten
 from drivetrain.record.ledger import CLASSES, Ledger
 from drivetrain.record.reading import PastAttempt, RunReading
+from drivetrain.record.status import QUIET_S
 from drivetrain.view.run_view import AttemptView, LedgerView
 
-_SILENT_S = 300.0
-"""A run that neither ended nor wrote anything for so long is not called running."""
 _HIDDEN_FACTS = ("started_s", "launched_s", "command_s", "resumed_step")
 _BINS = 120
 
 
 def describe_attempts(
-    attempts: Sequence[PastAttempt], last_sign_s: float, last_step: int
+    attempts: Sequence[PastAttempt], last_sign_s: float, last_step: int, ending: str = ""
 ) -> list[AttemptView]:
-    """Each with an end: its own, the next one's beginning, or the last sign of life."""
+    """Each with an end: its own, the next one's beginning, or the last sign of life.
+
+    `ending` is how the last one itself says it ended, for when no supervisor does.
+    """
     shown = []
     for attempt, after in pairwise([*attempts, None]):
         if attempt is None:
@@ -37,7 +39,7 @@ def describe_attempts(
                 number=attempt.number,
                 start_s=begun_s,
                 end_s=end_s,
-                kind=attempt.kind or ("running" if after is None else "lost"),
+                kind=attempt.kind or ("lost" if after is not None else ending or "running"),
                 first_step=min(attempt.resumed_step + 1, max(step, 1)),
                 last_step=step,
                 num_ranks=attempt.world_size,
@@ -48,12 +50,16 @@ def describe_attempts(
     return shown
 
 
-def state_of(attempts: Sequence[AttemptView], last_sign_s: float, now_s: float) -> str:
-    """In one word."""
-    if not attempts:
+def state_of(
+    past: Sequence[PastAttempt], shown: Sequence[AttemptView], last_sign_s: float, now_s: float
+) -> str:
+    """In the words of `drivetrain status`."""
+    if not shown:
         return "starting"
-    kind = attempts[-1].kind
-    return "silent" if kind == "running" and now_s - last_sign_s > _SILENT_S else kind
+    is_quiet = now_s - last_sign_s >= QUIET_S
+    if past[-1].end.get("restarts"):
+        return "quiet" if is_quiet else "restarting"
+    return "quiet" if is_quiet and shown[-1].kind == "running" else shown[-1].kind
 
 
 def facts_of(attempts: Sequence[PastAttempt]) -> dict[str, str]:

@@ -50,11 +50,11 @@ class RunFollower:
             [self._logbook.last_s, *(growing.end_s for growing in self._sample.values())]
         )
         step = max((int(t["step"].max()) for _, t in tables if len(t)), default=0)
-        attempts = describe_attempts(past, last_sign_s, step)
+        attempts = describe_attempts(past, last_sign_s, step, self._logbook.ending)
         ledger = make_ledger(past, tables, self._events) if past else Ledger(0.0, 0.0, (), 0)
         return RunView(
             name=run.name,
-            state=state_of(attempts, last_sign_s, now_s),
+            state=state_of(past, attempts, last_sign_s, now_s),
             start_s=ledger.start_s or now_s,
             end_s=ledger.end_s or now_s,
             step=step,

@@ -14,6 +14,7 @@ from drivetrain.view.series import Series, make_series
 _KEPT_LINES = 200
 _SELDOM = ("evaluation", "evaluate", "compile")
 """Spans worth a line."""
+_ENDINGS = {"run_end": "finished", "run_failed": "failed"}
 
 
 class Logbook:
@@ -22,6 +23,8 @@ class Logbook:
     def __init__(self) -> None:
         self.checkpoints: list[CheckpointView] = []
         self.last_s = 0.0
+        self.ending = ""
+        """How the last attempt says it ended: for runs that no supervisor speaks for."""
         self._points: dict[str, tuple[list[int], list[float]]] = {}
         self._lines: deque[EventView] = deque(maxlen=_KEPT_LINES)
         self._attempt = 1
@@ -58,6 +61,8 @@ class Logbook:
                 self._say(event.time_s, f"step {event.step}: {name} {number_text(float(value))}")
 
     def _take_happening(self, event: Event) -> None:
+        if event.kind == "instant":
+            self.ending = _ENDINGS.get(event.name, "")
         match event.kind, event.name:
             case "instant", "attempt":
                 self._attempt = int(event.values.get("number") or self._attempt)

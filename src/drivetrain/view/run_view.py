@@ -130,7 +130,7 @@ class RunView:
 
     name: str
     state: str
-    """running, finished, failed, stalled, preempted, or silent: nobody has written for long."""
+    """running, quiet, restarting, finished, failed, stalled, preempted …"""
     start_s: float
     end_s: float
     step: int

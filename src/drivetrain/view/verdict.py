@@ -28,8 +28,10 @@ def _outcome(run: RunView) -> str:
             return f"Running{on}: {run.step:,}{of} steps after {took}."
         case "preempted":
             return f"Stopped and saved after step {run.step:,}{of}{on}; it can be gone on with."
-        case "silent":
-            return f"Nothing was written for long; last seen at step {run.step:,}{of}{on}."
+        case "restarting":
+            return f"Starting again{on} after step {run.step:,}{of}, {took} into the run."
+        case "quiet":
+            return f"Nothing has been written for a while; last seen at step {run.step:,}{of}{on}."
     last = run.attempts[-1].what if run.attempts else ""
     return f"Ended as {run.state} after step {run.step:,}{of}{on}" + (f": {last}." if last else ".")
 

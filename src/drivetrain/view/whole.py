@@ -37,11 +37,11 @@ def view_whole(run: RunReading, now_s: float, findings: list[FindingView] | None
     past = run.attempts()
     last_sign_s = max([logbook.last_s, *(_last_s(table) for _, table in sample)])
     step = max((int(table["step"].max()) for _, table in sample if len(table)), default=0)
-    attempts = describe_attempts(past, last_sign_s, step)
+    attempts = describe_attempts(past, last_sign_s, step, logbook.ending)
     ledger = make_ledger(past, sample, events)
     view = RunView(
         name=run.name,
-        state=state_of(attempts, last_sign_s, now_s),
+        state=state_of(past, attempts, last_sign_s, now_s),
         start_s=ledger.start_s or min((a.start_s for a in attempts), default=now_s),
         end_s=ledger.end_s or last_sign_s or now_s,
         step=step,

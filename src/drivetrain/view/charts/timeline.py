@@ -8,8 +8,8 @@ from drivetrain.view.charts.frame import SIZE, Frame, Tick, across, box, framed
 from drivetrain.view.run_view import AttemptView, RunView
 from drivetrain.view.scale import Scale, duration_text, duration_ticks
 
-_GOOD = ("finished", "running")
-_CALM = ("preempted", "resized", "stopped")
+_GOOD = ("finished", "running", "starting")
+_CALM = ("preempted", "resized", "stopped", "restarting", "quiet")
 
 
 def css_of_kind(kind: str) -> str:
