@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.view.compare import compare_runs
 from drivetrain.view.page.compare import compare_page
 from drivetrain.view.page.report import report_page
-from drivetrain.view.run_view import FindingView, RunView
+from drivetrain.view.run_view import RunView
 from drivetrain.view.series import make_series
 from drivetrain.view.verdict import verdict
 from tests.view.runs import HOSTILE, attempt, ledger, run_view
@@ -38,7 +39,9 @@ class Tags(HTMLParser):
 
 
 def everything() -> RunView:
-    found = FindingView("error", "hang", "rank 1 never came", ("it is at train.py:31",), "fix it")
+    found = Finding(
+        Severity.ERROR, Kind.HANG, "rank 1 never came", "fix it", ("it is at train.py:31",)
+    )
     return run_view(findings=[found], plan=[("step", 0.2, 0.25, "s")])
 
 
@@ -92,7 +95,7 @@ def test_hostile_names_reach_the_page_as_words_only() -> None:
         ledger=replace(ledger(productive=1.0), seconds={HOSTILE: 1.0}),
         facts={HOSTILE: HOSTILE},
         config={HOSTILE: (HOSTILE, HOSTILE)},
-        findings=[FindingView(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), HOSTILE)],
+        findings=[Finding(Severity.NOTE, Kind.CRASH, HOSTILE, HOSTILE, (HOSTILE,), line=HOSTILE)],
         plan=[(HOSTILE, 1.0, 1.0, HOSTILE)],
     )
     for page in (report_page(run, 0.0), compare_page(compare_runs(run, run_view()), 0.0)):

@@ -1,8 +1,8 @@
 """`drivetrain bench reading`: what it takes to look at a run of thousands of ranks.
 
 A made-up run is written in a real one's format; then each verb reads it in a process of its own,
-timed from its start to its end, with the most memory it ever held. Files come from the disk's cache
-("warm"), and once more after the system was told to forget them ("cold").
+timed from its start to its end, with the processor time it used and the most memory it ever held.
+Files come from the disk's cache ("warm"), and once after the system was told to forget them ("cold").
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def measure(run: Path, num_ranks: int, num_steps: int) -> list[dict[str, Any]]:
                 "run_bytes": size,
                 "cold_s": cold["seconds"],
                 "warm_s": sorted(each["seconds"] for each in warm)[_ROUNDS // 2],
+                "cpu_s": sorted(each["cpu_s"] for each in warm)[_ROUNDS // 2],
                 "memory_bytes": max(each["memory_bytes"] for each in (cold, *warm)),
                 "page_bytes": page.stat().st_size if name == "report" else None,
             }
@@ -82,20 +83,21 @@ def timed(words: Sequence[str]) -> dict[str, float]:
         # a diagnosis that found something says so by its exit code
         if child.returncode not in (0, 1):
             raise RuntimeError(f"{' '.join(words)}: {said.read().decode(errors='replace')}")
-    return {"seconds": took_s, "memory_bytes": usage.ru_maxrss * 1024.0}
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return {"seconds": took_s, "cpu_s": cpu_s, "memory_bytes": usage.ru_maxrss * 1024.0}
 
 
 def make_table(found: Sequence[dict[str, Any]]) -> str:
     """As a page shows it."""
     lines = [
-        "| verb | ranks × steps | run | cold | warm | memory |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| verb | ranks × steps | run | cold | warm | processor | memory |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for each in found:
         lines.append(
             f"| {each['verb']} | {each['ranks']:,} × {each['steps']:,} "
             f"| {each['run_bytes'] / 1e6:,.0f} MB | {each['cold_s']:.1f} s "
-            f"| {each['warm_s']:.1f} s | {each['memory_bytes'] / 1e6:,.0f} MB |"
+            f"| {each['warm_s']:.1f} s | {each['cpu_s']:.1f} s | {each['memory_bytes'] / 1e6:,.0f} MB |"
         )
     return "\n".join(lines) + "\n"
 

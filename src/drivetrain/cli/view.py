@@ -15,10 +15,11 @@ from drivetrain.record.reading import open_run
 
 def report(address: str, output: str) -> int:
     """Write the page."""
+    from drivetrain.diagnose.run import diagnose
     from drivetrain.view.page.report import report_page
     from drivetrain.view.whole import view_whole
 
-    run = view_whole(open_run(address), time.time())
+    run = view_whole(open_run(address), time.time(), diagnose(address))
     _write_page(output, report_page(run, time.time()))
     return 0
 

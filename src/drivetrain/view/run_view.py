@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.diagnose.finding import Finding
 from drivetrain.view.series import Floats, Series
 
 Table = NDArray[np.float32]
@@ -106,17 +107,6 @@ class RankMeans:
 
 
 @dataclass(frozen=True)
-class FindingView:
-    """What a diagnosis said."""
-
-    severity: str
-    kind: str
-    what: str
-    evidence: Sequence[str]
-    remedy: str
-
-
-@dataclass(frozen=True)
 class EventView:
     """Something that happened, in one line."""
 
@@ -148,8 +138,8 @@ class RunView:
     """What ran, on what: host, versions, layout …"""
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Key → (value, where it came from)."""
-    findings: Sequence[FindingView] | None = None
-    """None when nobody looked."""
+    findings: Sequence[Finding] | None = None
+    """The worst first; None when nobody looked."""
     plan: Sequence[tuple[str, float, float, str]] = ()
     """What was predicted beside what was measured: (name, predicted, measured, unit)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drivetrain.diagnose.finding import Finding
 from drivetrain.record.ledger import make_ledger
 from drivetrain.record.reading import RunReading, duration_s
 from drivetrain.record.reading.steps import Table
@@ -16,13 +17,13 @@ from drivetrain.view.describe import (
 from drivetrain.view.logbook import Logbook
 from drivetrain.view.planned import planned_and_measured
 from drivetrain.view.rank_grid import GridBuilder
-from drivetrain.view.run_view import FindingView, RunView
+from drivetrain.view.run_view import RunView
 
 _LEDGER_RANKS = 64
 """The ledger is a mean over ranks; so many, spread evenly, are as good as all."""
 
 
-def view_whole(run: RunReading, now_s: float, findings: list[FindingView] | None = None) -> RunView:
+def view_whole(run: RunReading, now_s: float, findings: list[Finding] | None = None) -> RunView:
     """One pass over every rank's steps, one rank in memory at a time."""
     ranks = run.ranks
     every = max(1, -(-len(ranks) // _LEDGER_RANKS))
