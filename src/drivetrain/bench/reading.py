@@ -2,7 +2,8 @@
 
 A made-up run is written in a real one's format; then each verb reads it in a process of its own,
 timed from its start to its end, with the processor time it used and the most memory it ever held.
-Files come from the disk's cache ("warm"), and once after the system was told to forget them ("cold").
+Files come from the disk's cache ("warm"), and once after the system was told to forget them
+("cold").
 """
 
 from __future__ import annotations
@@ -94,10 +95,11 @@ def make_table(found: Sequence[dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for each in found:
+        seconds = " | ".join(f"{each[name]:.1f} s" for name in ("cold_s", "warm_s", "cpu_s"))
         lines.append(
             f"| {each['verb']} | {each['ranks']:,} × {each['steps']:,} "
-            f"| {each['run_bytes'] / 1e6:,.0f} MB | {each['cold_s']:.1f} s "
-            f"| {each['warm_s']:.1f} s | {each['cpu_s']:.1f} s | {each['memory_bytes'] / 1e6:,.0f} MB |"
+            f"| {each['run_bytes'] / 1e6:,.0f} MB | {seconds} "
+            f"| {each['memory_bytes'] / 1e6:,.0f} MB |"
         )
     return "\n".join(lines) + "\n"
 
