@@ -60,9 +60,9 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "rank 1 never came",
+        "Rank 1 never came.",
         "it is at train.py:31",
-        "fix it",
+        "Fix it.",
         "rank 1 was killed",
         "Loss",
         "Samples per second",

@@ -78,7 +78,13 @@ def _findings(run: RunView) -> str:
     worst = run.findings[0]
     more = len(run.findings) - 1
     also = f" ({more} more {_plural('finding', more)} below)" if more else ""
-    return f"{worst.what.rstrip('.')}{also}."
+    return f"{as_sentence(worst.what).removesuffix('.')}{also}."
+
+
+def as_sentence(words: str) -> str:
+    """With a capital, and a full stop."""
+    ended = words if words.endswith((".", "!", "?")) else f"{words}."
+    return ended[:1].upper() + ended[1:]
 
 
 def _plural(word: str, count: int) -> str:

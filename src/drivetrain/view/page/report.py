@@ -23,7 +23,7 @@ from drivetrain.view.palette import words
 from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
 from drivetrain.view.scale import duration_text, number_text
 from drivetrain.view.series import Series
-from drivetrain.view.verdict import verdict
+from drivetrain.view.verdict import as_sentence, verdict
 
 _SHOWN_CHECKPOINTS = 12
 
@@ -60,6 +60,7 @@ def report_page(run: RunView, made_s: float) -> str:
             "css_of_kind": css_of_kind,
             "duration": duration_text,
             "number": number_text,
+            "sentence": as_sentence,
             "version": __version__,
             "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
         },
