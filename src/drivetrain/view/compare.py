@@ -107,7 +107,7 @@ def _metrics(here: RunView, there: RunView) -> list[Row]:
     return [
         _last_values(here.scalar(name), there.scalar(name))
         for name in names
-        if not name.startswith(("throughput/", "system/"))
+        if not name.startswith(("throughput/", "system/", "time/"))  # a last step's tell little
     ]
 
 

@@ -15,7 +15,19 @@ _FIRST = ("train/loss", "val/", "throughput/", "train/", "system/")
 
 def title_of(name: str) -> str:
     """train/loss → 'Loss'; a name nobody foresaw is its own title."""
+    if name.startswith("val/"):
+        return f"Validation {name.removeprefix('val/').replace('_', ' ')}"
     return _TITLES.get(name, name)
+
+
+def is_drawn(name: str) -> bool:
+    """Not a step's seconds: the ledger and the map of ranks have them for every step."""
+    return not name.startswith("time/")
+
+
+def is_about_the_machine(name: str) -> bool:
+    """Looked at when something is wrong."""
+    return name.startswith("system/")
 
 
 def order_of(name: str) -> tuple[int, str]:

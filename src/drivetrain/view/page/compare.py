@@ -8,7 +8,7 @@ from drivetrain._version import __version__
 from drivetrain.view.charts.curve import Line
 from drivetrain.view.charts.ledger import ledger_bar
 from drivetrain.view.compare import Comparison
-from drivetrain.view.names import order_of, title_of
+from drivetrain.view.names import is_drawn, order_of, title_of
 from drivetrain.view.page.report import Drawing, curve_of
 from drivetrain.view.page.style import style_sheet
 from drivetrain.view.page.template import render
@@ -34,7 +34,8 @@ def compare_page(comparison: Comparison, made_s: float) -> str:
 def _curves(comparison: Comparison) -> list[Drawing]:
     sides = ((comparison.here, "line-1"), (comparison.there, "line-2"))
     drawn = []
-    for name in sorted({*comparison.here.scalars, *comparison.there.scalars}, key=order_of):
+    names = {*comparison.here.scalars, *comparison.there.scalars}
+    for name in sorted(filter(is_drawn, names), key=order_of):
         lines = [Line(run.scalar(name), css) for run, css in sides]
         shown = [line for line in lines if not line.series.is_empty]
         note = "" if len(shown) == 2 else f"only in {_only(comparison, name)}"

@@ -16,7 +16,7 @@ from drivetrain.view.charts.heat import heat
 from drivetrain.view.charts.ledger import ledger_bar, ledger_over_time, ledger_table
 from drivetrain.view.charts.timeline import css_of_kind, timeline
 from drivetrain.view.figures import key_figures
-from drivetrain.view.names import order_of, title_of
+from drivetrain.view.names import is_about_the_machine, is_drawn, order_of, title_of
 from drivetrain.view.page.style import style_sheet
 from drivetrain.view.page.template import render
 from drivetrain.view.palette import words
@@ -47,7 +47,8 @@ def report_page(run: RunView, made_s: float) -> str:
             "verdict": verdict(run),
             "when": _when(run),
             "figures": key_figures(run),
-            "curves": _curves(run),
+            "curves": _curves(run, of_machine=False),
+            "machine_curves": _curves(run, of_machine=True),
             "num_restarts": len(run.attempts) - 1,
             "ledger": _ledger(run),
             "heats": _heats(run.ranks),
@@ -70,25 +71,21 @@ def report_page(run: RunView, made_s: float) -> str:
 def curve_of(lines: Sequence[Line], marks: Sequence[tuple[float, str]] = ()) -> Markup:
     """The chart that suits a scalar of that name."""
     name = lines[0].series.name
-    is_rate = name.startswith(("throughput/", "system/"))
-    is_noisy = is_rate or name in ("train/loss", "train/grad_norm")
+    is_rate = name.startswith(("throughput/", "system/", "train/learning_rate"))
+    is_noisy = name.startswith("throughput/") or name in ("train/loss", "train/grad_norm")
     return curve(Curve(title_of(name), lines, is_rate, is_noisy, marks))
 
 
-def _curves(run: RunView) -> list[Drawing]:
+def _curves(run: RunView, *, of_machine: bool) -> list[Drawing]:
     marks = [
         (float(attempt.first_step), f"attempt {attempt.number} begins")
         for attempt in run.attempts[1:]
     ]
-    named = sorted((s for s in run.scalars.values() if not s.is_empty), key=_series_order)
     return [
-        Drawing(title_of(each.name), _last_of(each), curve_of([Line(each)], marks))
-        for each in named
+        Drawing(title_of(name), _last_of(series), curve_of([Line(series)], marks))
+        for name, series in sorted(run.scalars.items(), key=lambda item: order_of(item[0]))
+        if is_drawn(name) and is_about_the_machine(name) == of_machine and not series.is_empty
     ]
-
-
-def _series_order(series: Series) -> tuple[int, str]:
-    return order_of(series.name)
 
 
 def _last_of(series: Series) -> str:
