@@ -31,7 +31,7 @@ def test_a_whole_run_is_read_into_what_is_shown(run: Path) -> None:
     view = view_whole(open_run(run), time.time())
     assert (view.name, view.state, view.step, view.total_steps) == ("made", "finished", 400, 400)
     assert [(a.kind, a.first_step, a.last_step) for a in view.attempts] == [
-        ("failed", 1, 240),
+        ("failed", 1, 236),
         ("finished", 201, 400),
     ]
     assert view.attempts[0].what == "rank 1: killed by signal 9"

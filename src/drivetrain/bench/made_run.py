@@ -1,7 +1,7 @@
 """A made-up run of any size, in the files a real one leaves; to measure the readers with.
 
 Steps of a quarter of a second with a few per cent of noise; one rank is slow for the second half;
-the group fails once, at sixty per cent, and does its last steps again.
+the group fails once, a little before sixty per cent, and does its last steps again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MadeRun:
     @property
     def failed_step(self) -> int:
         """Where the first attempt ends; 0 without a failure."""
-        return int(self.num_steps * 0.6) if self.has_failure else 0
+        return int(self.num_steps * 0.59) if self.has_failure else 0
 
     @property
     def resumed_step(self) -> int:
