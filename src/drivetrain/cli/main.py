@@ -101,7 +101,9 @@ def config(
     run(file, words or [])
 
 
-RunAddress = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or address.")]
+RunAddress = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
+]
 
 
 @app.command()
@@ -381,11 +383,6 @@ def parity(
     from drivetrain.cli.verify import run_parity
 
     raise typer.Exit(run_parity(tuple(script), layouts, steps, as_json=as_json))
-
-
-RunAddress = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
-]
 
 
 @app.command()
