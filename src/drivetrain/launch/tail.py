@@ -1,0 +1,49 @@
+"""Files that a run prints into, read as they grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+_POLL_S = 0.2
+_ASK_EVERY_S = 2.0
+
+
+def tail(
+    paths: Callable[[], Iterable[Path]], is_over: Callable[[], bool], *, follow: bool
+) -> Iterator[str]:
+    """Everything in the files `paths` names, in that order; `follow`: until the run is over.
+
+    `paths` is asked again each time, for a run that goes on elsewhere opens another file. `is_over`
+    asks a scheduler, which is not to be bothered often.
+    """
+    read: dict[Path, int] = {}
+    asked_s = time.monotonic()
+    is_last = not follow
+    while True:
+        any_new = False
+        for path in paths():
+            for piece in _new_in(path, read):
+                any_new = True
+                yield piece
+        if is_last:
+            return
+        if not any_new:
+            time.sleep(_POLL_S)
+        if time.monotonic() - asked_s > _ASK_EVERY_S:
+            # once more after it is over: what came between the look and the question
+            is_last = is_over()
+            asked_s = time.monotonic()
+
+
+def _new_in(path: Path, read: dict[Path, int]) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(read.get(path, 0))
+            data = file.read()
+    except OSError:  # not there yet, or a shared file system's moment
+        return
+    if data:
+        read[path] = read.get(path, 0) + len(data)
+        yield data.decode(errors="replace")
