@@ -11,6 +11,7 @@ from drivetrain.bench import campaign
 from drivetrain.bench.recovery import run_recovery
 from drivetrain.bench.scale import run_scale
 from drivetrain.bench.slow_link import run_slow_link
+from drivetrain.bench.start import run_start
 from drivetrain.bench.supervision import run_supervision
 from drivetrain.testing.hosts import make_hosts
 
@@ -25,6 +26,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "sentinel": campaign.run_sentinel,
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
+        "start": run_start,
         "scale": lambda folder, _, __: run_scale(folder),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }

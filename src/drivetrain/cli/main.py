@@ -265,6 +265,14 @@ def supervision(output: Output = None, rounds: Rounds = 12) -> None:
 
 
 @bench.command()
+def start(output: Output = None, rounds: Rounds = 20, ranks: Ranks = 2) -> None:
+    """From the command to the script's first line, next to torchrun."""
+    from drivetrain.cli.bench import run
+
+    run("start", output, rounds, ranks)
+
+
+@bench.command()
 def scale(output: Output = None) -> None:
     """The control plane with 10,000 simulated ranks: CPU, memory, detection delay."""
     from drivetrain.cli.bench import run

@@ -27,7 +27,14 @@ from drivetrain.launch.command import (
     parse_command,
 )
 from drivetrain.launch.job import Job, seconds_of
-from drivetrain.launch.target import TARGETS, Target, add_options, target_type, with_options
+from drivetrain.launch.target import (
+    TARGETS,
+    FillsIn,
+    Target,
+    add_options,
+    target_type,
+    with_options,
+)
 from drivetrain.launch.torchrun_flags import SWITCHES, WITH_VALUE
 
 _ASKS_FOR_A_TARGET = ("--on", "--hosts", "--launch-file")
@@ -62,8 +69,10 @@ def read_request(words: Sequence[str]) -> Request | None:
         return None
     kind = target_type(name)
     args = _parsed(parser, command)
-    job = _job(args, command, of_target)
-    return Request(with_options(kind, vars(args)), job, args.dry_run, args.wait)
+    target, job = with_options(kind, vars(args)), _job(args, command, of_target)
+    if isinstance(target, FillsIn):
+        job = target.fill_in(job, given)
+    return Request(target, job, args.dry_run, args.wait)
 
 
 def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
@@ -157,11 +166,14 @@ def _last_value(words: Sequence[str], flag: str) -> str | None:
 
 
 def _from_file(path: str | None) -> Iterator[str]:
-    """A file's keys as flags: `nodes: 2` is --nodes=2, a list is the flag once for each."""
+    """A file's keys as flags: `nodes: 2` is --nodes=2, a list is the flag once for each.
+
+    Everything is read as text: to YAML itself `on` is true and 2:00:00 is 7200.
+    """
     if path is None:
         return
     try:
-        content = yaml.safe_load(Path(path).read_text()) or {}
+        content = yaml.load(Path(path).read_text(), yaml.BaseLoader) or {}  # noqa: S506 - it makes strings only
     except (OSError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -172,7 +184,7 @@ def _from_file(path: str | None) -> Iterator[str]:
     for key, value in content.items():
         flag = f"--{str(key).replace('_', '-')}"
         for item in value if isinstance(value, list) else [value]:
-            if item is True:
+            if item == "true":
                 yield flag
-            elif item is not False and item is not None:
+            elif item not in ("false", "null", ""):
                 yield f"{flag}={item}"

@@ -65,7 +65,7 @@ def find(run_dir: str | Path) -> Submission | None:
         values: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    job = {
+    job: dict[str, Any] = {
         name: _tuples(value) if isinstance(value, list) else value
         for name, value in values["job"].items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,13 +19,13 @@ def tail(
     `paths` is asked again each time, for a run that goes on elsewhere opens another file. `is_over`
     asks a scheduler, which is not to be bothered often.
     """
-    read: dict[Path, int] = {}
+    open_files: dict[Path, _Growing] = {}
     asked_s = time.monotonic()
     is_last = not follow
     while True:
         any_new = False
         for path in paths():
-            for piece in _new_in(path, read):
+            if piece := open_files.setdefault(path, _Growing(path)).more():
                 any_new = True
                 yield piece
         if is_last:
@@ -37,13 +38,20 @@ def tail(
             asked_s = time.monotonic()
 
 
-def _new_in(path: Path, read: dict[Path, int]) -> Iterator[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(read.get(path, 0))
-            data = file.read()
-    except OSError:  # not there yet, or a shared file system's moment
-        return
-    if data:
-        read[path] = read.get(path, 0) + len(data)
-        yield data.decode(errors="replace")
+class _Growing:
+    """A file and how much of it was read; a letter of several bytes may be half there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def more(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._num_read)
+                data = file.read()
+        except OSError:  # not there yet, or a shared file system's moment
+            return ""
+        self._num_read += len(data)
+        return self._decoder.decode(data)

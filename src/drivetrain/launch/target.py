@@ -16,10 +16,10 @@ import difflib
 import importlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.job import Job
@@ -98,6 +98,15 @@ class Target(Protocol):
 
     def stop(self, job: Job, job_id: str) -> None:
         """Ask the ranks to save and end; what does not end in time is ended."""
+        ...
+
+
+@runtime_checkable
+class FillsIn(Protocol):
+    """A target that knows what a user may leave unsaid, such as how many nodes there are."""
+
+    def fill_in(self, job: Job, given: Collection[str]) -> Job:
+        """The job, completed; `given` are the flags the user wrote."""
         ...
 
 
