@@ -15,7 +15,8 @@ from drivetrain.testing.scalars import step_scalars
 
 ROOT = Path(__file__).parents[2]
 DRIVETRAIN = (sys.executable, "-m", "drivetrain")
-WORKLOAD = ("-m", "drivetrain.testing.faults.workload")
+WORKLOAD = ("-m", "drivetrain.testing.faults.workload", "max_steps=60", "record.logging_steps=1")
+SAVES_ONLY_WHEN_ASKED = "checkpoint.every_steps=1000"
 QUICK = ("--warm-start", "--spares=0")
 STEPS = ("max_steps=20", "evaluation.every_steps=20", "record.logging_steps=1")
 # the machine's cores are shared by all "hosts"
@@ -27,8 +28,13 @@ def alone(folder: Path, *words: str, ranks: int = 1) -> Path:
     run = folder / "alone"
     flags = [f"--run-dir={run}", f"--nproc-per-node={ranks}", *QUICK]
     command = [*DRIVETRAIN, "train", *flags, *words]
-    subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True, timeout=300)
     return run
+
+
+def slowly(pause_s: float) -> tuple[str, ...]:
+    """Flags that make WORKLOAD take its time: three such pauses a step, on four ranks."""
+    return (f"--env=DRIVETRAIN_DRILL_PAUSE_S={pause_s}",)
 
 
 def assert_same_losses(run: Path, reference: Path, num_steps: int = 20) -> None:
@@ -45,6 +51,14 @@ def assert_same_losses(run: Path, reference: Path, num_steps: int = 20) -> None:
 
 def assert_same_weights(run: Path, reference: Path) -> None:
     assert weights_fingerprint(run) == weights_fingerprint(reference)
+
+
+def is_training(run: Path) -> bool:
+    """Whether a first step is done: from then on a request to stop finds something to save."""
+    try:
+        return "train/loss" in (run / "events" / "00000.jsonl").read_text()
+    except OSError:
+        return False
 
 
 def newest_step(run: Path) -> int:

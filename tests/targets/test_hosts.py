@@ -21,13 +21,16 @@ from tests.targets.running import (
     ENVIRONMENT,
     QUICK,
     ROOT,
+    SAVES_ONLY_WHEN_ASKED,
     STEPS,
     WORKLOAD,
     alone,
     assert_same_losses,
     assert_same_weights,
+    is_training,
     newest_step,
     processes_of,
+    slowly,
     wait_for_step,
     wait_until,
 )
@@ -47,7 +50,7 @@ class Desk:
         self.cwd = folder
         (folder / "tmp").mkdir()
 
-    def types(self, *words: str, timeout_s: float = 120) -> str:
+    def types(self, *words: str, timeout_s: float = 170) -> str:
         done = self.host.run(
             [*DRIVETRAIN, *words], env=ENVIRONMENT, cwd=self.cwd, timeout_s=timeout_s
         )
@@ -87,7 +90,7 @@ def test_two_machines_train_what_one_process_trains(desk: Desk, name: str) -> No
 @over_ssh
 def test_a_crashed_machine_comes_back_and_nothing_is_lost(desk: Desk) -> None:
     reference = alone(desk.folder, *WORKLOAD, ranks=4)
-    desk.train(*QUICK, *WORKLOAD)
+    desk.train(*slowly(0.05), *QUICK, *WORKLOAD)
     wait_for_step(desk.run, 10)
     desk.machines[1].crash()
     boot_sshd(desk.machines[1], Path(desk.ssh.split()[-1]).parent)
@@ -101,9 +104,8 @@ def test_a_crashed_machine_comes_back_and_nothing_is_lost(desk: Desk) -> None:
 
 @over_ssh
 def test_stop_saves_on_all_machines_and_leaves_nothing(desk: Desk) -> None:
-    words = (*WORKLOAD, "max_steps=100000", "checkpoint.every_steps=100000")
-    desk.train(*QUICK, *words)
-    wait_until(lambda: any((desk.run / "events").glob("*")), "training")
+    desk.train(*slowly(0.5), *QUICK, *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
+    wait_until(lambda: is_training(desk.run), "training")
     desk.types("stop", str(desk.run))
     assert desk.state() is State.STOPPED
     assert newest_step(desk.run) > 0
@@ -140,7 +142,6 @@ def test_sync_brings_the_code_to_machines_that_do_not_share_it(desk: Desk) -> No
 
 
 def test_on_this_machine_in_the_background(tmp_path: Path) -> None:
-    words = (*WORKLOAD, "max_steps=150", "checkpoint.every_steps=1000")
     run = tmp_path / "run"
 
     def types(*typed: str) -> str:
@@ -150,29 +151,29 @@ def test_on_this_machine_in_the_background(tmp_path: Path) -> None:
             text=True,
             env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
             check=True,
-            timeout=120,
+            timeout=170,
         )
         return done.stdout
 
-    flags = ["--on=local", f"--run-dir={run}", "--nproc-per-node=2", *QUICK]
-    types("train", *flags, *words)
-    wait_until(lambda: any((run / "events").glob("*")), "training")
+    flags = ["--on=local", f"--run-dir={run}", "--nproc-per-node=2", *slowly(0.05), *QUICK]
+    types("train", *flags, *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
+    wait_until(lambda: is_training(run), "training")
     assert "running" in types("jobs", str(run))
     types("stop", str(run))
     assert "stopped" in types("jobs", str(run))
-    assert 0 < newest_step(run) < 150
+    assert 0 < newest_step(run) < 60
     types("resume", str(run))
     types("logs", str(run), "-f")  # until it is over
     assert "finished" in types("jobs", str(run))
-    assert_same_weights(run, alone(tmp_path, *words, ranks=2))
+    assert_same_weights(run, alone(tmp_path, *WORKLOAD, ranks=2))
 
 
 def test_a_killed_conductor_takes_the_run_with_it_after_saving(tmp_path: Path) -> None:
-    words = (*WORKLOAD, "max_steps=100000", "checkpoint.every_steps=100000")
     run = tmp_path / "run"
-    flags = ["--on=local", f"--run-dir={run}", *QUICK]
+    flags = ["--on=local", f"--run-dir={run}", *slowly(0.5), *QUICK]
+    words = [*WORKLOAD, SAVES_ONLY_WHEN_ASKED]
     subprocess.run([*DRIVETRAIN, "train", *flags, *words], check=True, env=ENVIRONMENT)
-    wait_until(lambda: any((run / "events").glob("*")), "training")
+    wait_until(lambda: is_training(run), "training")
     pid = int(json.loads((run / "job.json").read_text())["id"].rpartition(":")[2])
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(run), "no process left", 40)

@@ -17,13 +17,16 @@ from tests.targets.running import (
     ENVIRONMENT,
     QUICK,
     ROOT,
+    SAVES_ONLY_WHEN_ASKED,
     STEPS,
     WORKLOAD,
     alone,
     assert_same_losses,
     assert_same_weights,
+    is_training,
     newest_step,
     processes_of,
+    slowly,
     wait_for_step,
     wait_until,
 )
@@ -42,7 +45,7 @@ class Desk:
         (folder / "tmp").mkdir()
         self.env = {**ENVIRONMENT, "TMPDIR": str(folder / "tmp")}
 
-    def types(self, *words: str, timeout_s: float = 120) -> str:
+    def types(self, *words: str, timeout_s: float = 170) -> str:
         return self.cluster.run(
             [*DRIVETRAIN, *words], env=self.env, cwd=self.folder, timeout_s=timeout_s
         )
@@ -84,45 +87,47 @@ def test_two_nodes_train_what_one_process_trains(desk: Desk, name: str) -> None:
     assert_same_losses(desk.run, alone(desk.folder, script, *STEPS))
 
 
-def test_a_crashed_node_requeues_the_job_and_nothing_is_lost(desk: Desk) -> None:
-    job = desk.train(*WORKLOAD)
-    reference = alone(desk.folder, *WORKLOAD, ranks=4)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return alone(tmp_path_factory.mktemp("undisturbed"), *WORKLOAD, ranks=4)
+
+
+def test_a_crashed_node_requeues_the_job_and_nothing_is_lost(desk: Desk, undisturbed: Path) -> None:
+    job = desk.train(*slowly(0.05), *WORKLOAD)
     wait_for_step(desk.run, 10)
     node = desk.cluster.nodes[1]
     desk.cluster.crash(node)
-    assert newest_step(desk.run) < 30
-    wait_until(lambda: desk.restarts(job) == 1, "requeued", 90)
+    assert newest_step(desk.run) < 60
+    wait_until(lambda: desk.restarts(job) == 1, "requeued")
     desk.cluster.boot(node)
-    desk.cluster.wait_for(job, "COMPLETED", 120)
-    assert_same_weights(desk.run, reference)
+    desk.cluster.wait_for(job, "COMPLETED", 150)
+    assert_same_weights(desk.run, undisturbed)
 
 
-def test_a_preempted_job_saves_and_goes_on_afterwards(desk: Desk) -> None:
-    job = desk.train("--partition=main", *WORKLOAD, "max_steps=200", "checkpoint.every_steps=1000")
-    wait_until(lambda: any((desk.run / "events").glob("*")), "training")
-    urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--wrap=sleep 1"]
+def test_a_preempted_job_saves_and_goes_on_afterwards(desk: Desk, undisturbed: Path) -> None:
+    job = desk.train(*slowly(0.1), *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
+    wait_until(lambda: is_training(desk.run), "training")
+    urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 1"]
     desk.cluster.run([*urgent, "--output=/dev/null"])
-    wait_until(lambda: desk.restarts(job) == 1, "requeued", 60)
-    assert 0 < newest_step(desk.run) < 200  # only the preemption could make it save
-    desk.cluster.wait_for(job, "COMPLETED", 120)
-    words = ("max_steps=200", "checkpoint.every_steps=1000")
-    assert_same_weights(desk.run, alone(desk.folder, *WORKLOAD, *words, ranks=4))
+    wait_until(lambda: desk.restarts(job) == 1, "requeued")
+    assert 0 < newest_step(desk.run) < 60  # only the preemption could make it save
+    desk.cluster.wait_for(job, "COMPLETED", 150)
+    assert_same_weights(desk.run, undisturbed)
 
 
 @pytest.mark.long
-def test_a_job_at_its_time_limit_saves_in_time_and_goes_on(desk: Desk) -> None:
-    words = (*WORKLOAD, "max_steps=2000", "checkpoint.every_steps=10000")
-    job = desk.train("--time=1:00", "--grace-period=15", *words)
+def test_a_job_at_its_time_limit_saves_in_time_and_goes_on(desk: Desk, undisturbed: Path) -> None:
+    flags = ("--time=1:00", "--grace-period=15", *slowly(0.5))
+    job = desk.train(*flags, *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
     wait_until(lambda: desk.restarts(job) == 1, "requeued", 150)
-    saved = newest_step(desk.run)
-    assert 0 < saved < 2000
-    desk.cluster.wait_for(job, "COMPLETED", 300)
-    assert_same_weights(desk.run, alone(desk.folder, *words, ranks=4))
+    assert 0 < newest_step(desk.run) < 60
+    desk.cluster.wait_for(job, "COMPLETED", 400)
+    assert_same_weights(desk.run, undisturbed)
 
 
 def test_scancel_leaves_nothing_behind(desk: Desk) -> None:
-    job = desk.train(*WORKLOAD, "max_steps=100000")
-    wait_for_step(desk.run, 5)
+    job = desk.train(*slowly(0.5), *WORKLOAD)
+    wait_until(lambda: is_training(desk.run), "training")
     assert processes_of(desk.run)
     desk.cluster.run(["scancel", job])
     desk.cluster.wait_for(job, "CANCELLED")
@@ -131,27 +136,27 @@ def test_scancel_leaves_nothing_behind(desk: Desk) -> None:
     assert desk.restarts(job) == 0
 
 
-def test_stop_saves_and_resume_goes_on(desk: Desk) -> None:
-    words = (*WORKLOAD, "max_steps=150", "checkpoint.every_steps=1000")
-    desk.train(*words)
-    wait_until(lambda: any((desk.run / "events").glob("*")), "training")
+@pytest.mark.long
+def test_stop_saves_and_resume_goes_on(desk: Desk, undisturbed: Path) -> None:
+    desk.train(*slowly(0.1), *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
+    wait_until(lambda: is_training(desk.run), "training")
     with pytest.raises(CommandFailed, match="RUN = .*: is (running|waiting) as job 1;"):
         desk.types("resume", str(desk.run))
     assert "asked slurm job 1 to save and end" in desk.types("stop", str(desk.run))
-    assert 0 < newest_step(desk.run) < 150
+    assert 0 < newest_step(desk.run) < 60
     assert desk.types("jobs", str(desk.run)).split()[0] == "stopped"
     wait_until(lambda: not processes_of(desk.run), "no process left", 30)
     assert "slurm job 2" in desk.types("resume", str(desk.run))
-    desk.cluster.wait_for("2", "COMPLETED", 120)
-    assert_same_weights(desk.run, alone(desk.folder, *words, ranks=4))
+    desk.cluster.wait_for("2", "COMPLETED", 150)
+    assert_same_weights(desk.run, undisturbed)
 
 
-def test_inside_an_allocation_srun_starts_one_run(desk: Desk) -> None:
-    reference = alone(desk.folder, *WORKLOAD, ranks=4)
+@pytest.mark.long
+def test_inside_an_allocation_srun_starts_one_run(desk: Desk, undisturbed: Path) -> None:
     salloc = ["salloc", "--nodes=2", "srun", "--ntasks-per-node=1", *DRIVETRAIN, "train"]
     flags = [f"--run-dir={desk.run}", "--nproc-per-node=2", *QUICK]
-    desk.cluster.run([*salloc, *flags, *WORKLOAD], env=desk.env, timeout_s=120)
-    assert_same_weights(desk.run, reference)
+    desk.cluster.run([*salloc, *flags, *WORKLOAD], env=desk.env, timeout_s=170)
+    assert_same_weights(desk.run, undisturbed)
 
 
 def test_a_failed_script_fails_the_job_and_its_traceback_is_in_the_logs(desk: Desk) -> None:

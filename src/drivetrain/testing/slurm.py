@@ -54,7 +54,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=6
 KillWait=5
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=100000
 PreemptType=preempt/partition_prio
@@ -169,12 +169,12 @@ def make_slurm(
     *,
     gpus_per_node: int = 0,
     cpus_per_node: int = 4,
-    requeue_delay_s: int = 2,
+    requeue_delay_s: int = 5,
     grace_s: int = 20,
 ) -> Iterator[SlurmCluster]:
     """A cluster with partitions `main` and `urgent`, which takes nodes from main's jobs.
 
-    A preempted job has `grace_s` to save; one that is requeued waits at least `requeue_delay_s`.
+    A preempted job has `grace_s` to save; a requeued one waits `requeue_delay_s` (at least 5).
     GPUs are stand-ins: Slurm counts them and names them to the tasks; nothing is behind them.
     """
     if reason := slurm_available():

@@ -25,6 +25,6 @@ code=$?
 
 # 75: asked to stop, and saved. The same job goes on from there, unless it was cancelled meanwhile.
 if [ $code -eq 75 ] && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$SLURM_JOB_ID" 2> /dev/null || echo "saved; not requeued, as asked"
 fi
 exit $code

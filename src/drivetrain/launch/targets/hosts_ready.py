@@ -77,7 +77,7 @@ def _judge(
             rule = f"it has drivetrain {found}, this desk {__version__}"
             remedy = "install the same on all"
         case 255:
-            rule = f"ssh: {_said(done)}"
+            rule = f"ssh: {_said(done).removeprefix('ssh: ')}"
             remedy = f"does `ssh {machine} true` work without a password?"
         case n if n == _NO_FOLDER:
             rule, remedy = f"it has no {job.working_dir}", "share that folder, or add --sync"
