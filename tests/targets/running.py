@@ -66,14 +66,14 @@ def newest_step(run: Path) -> int:
     return max((int(path.parent.name.split("-")[1]) for path in found), default=0)
 
 
-def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.05)
 
 
-def wait_for_step(run: Path, step: int, timeout_s: float = 60.0) -> None:
+def wait_for_step(run: Path, step: int, timeout_s: float = 120.0) -> None:
     wait_until(lambda: newest_step(run) >= step, f"step {step} saved", timeout_s)
 
 
