@@ -68,6 +68,7 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench save --output benchmarks/results/save
 	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery
 	$(BIN)/drivetrain bench supervision --output benchmarks/results/supervision
+	$(BIN)/drivetrain bench start --output benchmarks/results/start
 	$(BIN)/drivetrain bench scale --output benchmarks/results/scale
 	$(BIN)/drivetrain bench reading --output benchmarks/results/reading
 	$(BIN)/drivetrain bench slow-link --output benchmarks/results/slow-link

@@ -12,6 +12,7 @@ from drivetrain.bench.reading import run_reading
 from drivetrain.bench.recovery import run_recovery
 from drivetrain.bench.scale import run_scale
 from drivetrain.bench.slow_link import run_slow_link
+from drivetrain.bench.start import run_start
 from drivetrain.bench.supervision import run_supervision
 from drivetrain.testing.hosts import make_hosts
 
@@ -27,6 +28,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "recording": campaign.run_recording,
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
+        "start": run_start,
         "scale": lambda folder, _, __: run_scale(folder),
         "reading": lambda folder, _, __: run_reading(folder),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),

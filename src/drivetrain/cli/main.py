@@ -80,12 +80,65 @@ def train(context: typer.Context) -> None:
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
     Exit code 75 means: saved, start the same command again to go on.
 
+    --on TARGET hands the run to slurm, hosts (over ssh) or local (this machine, in the background)
+    and returns; then jobs, logs, stop and resume take its directory:
+
+    \b
+      --on TARGET          slurm, hosts, local; --hosts FILE alone means --on hosts
+      --nodes N            (--nnodes) and --gpus-per-node N, --time H:MM:SS, --job-name NAME,
+                           --env NAME[=VALUE], and what the target itself takes
+      --dry-run            print what would be submitted
+      --wait               follow the run to its end, and exit with its code
+      --launch-file FILE   a YAML file with any of these flags
+
     \b
       drivetrain train train.py --nproc-per-node 4 global_batch_size=64 max_steps=500
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
     from drivetrain.cli.train import run
 
     raise typer.Exit(run(context.args))
+
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's directory.")]
+
+
+@app.command()
+def jobs(
+    folder: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A run's directory, or one of many runs.")
+    ] = "runs",
+) -> None:
+    """Say where submitted runs are: waiting, running, finished, failed or stopped."""
+    from drivetrain.cli.jobs import show
+
+    show(folder)
+
+
+@app.command()
+def logs(
+    run: Run,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run is over.")] = False,
+) -> None:
+    """Show what a submitted run printed."""
+    from drivetrain.cli.jobs import show_logs
+
+    show_logs(run, follow=follow)
+
+
+@app.command()
+def stop(run: Run) -> None:
+    """Ask a submitted run to save and end."""
+    from drivetrain.cli.jobs import stop as stop_run
+
+    stop_run(run)
+
+
+@app.command(name="resume")
+def resume_run(run: Run) -> None:
+    """Submit a run again, as it was: it goes on from its last checkpoint."""
+    from drivetrain.cli.jobs import resume as resume_job
+
+    resume_job(run)
 
 
 @app.command()
@@ -243,6 +296,14 @@ def supervision(output: Output = None, rounds: Rounds = 12) -> None:
     from drivetrain.cli.bench import run
 
     run("supervision", output, rounds, 2)
+
+
+@bench.command()
+def start(output: Output = None, rounds: Rounds = 20, ranks: Ranks = 2) -> None:
+    """From the command to the script's first line, next to torchrun."""
+    from drivetrain.cli.bench import run
+
+    run("start", output, rounds, ranks)
 
 
 @bench.command()

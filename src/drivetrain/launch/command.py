@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivetrain.core.errors import ConfigError, Problem
 
-_ALIASES = {
+ALIASES = {
     "--num-gpus": "--nproc-per-node",
     "--gpus-per-node": "--nproc-per-node",
     "--num-nodes": "--nnodes",
+    "--nodes": "--nnodes",
 }
-_AFTER_SCRIPT = {
+AFTER_SCRIPT = {
     "--run-dir",
     "--nproc-per-node",
     "--nnodes",
@@ -63,7 +64,12 @@ def add_our_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-startup-failures", type=int, default=3)
 
 
-def parse_command(words: Sequence[str], torchrun: argparse.ArgumentParser) -> Command:
+def parse_command(
+    words: Sequence[str],
+    torchrun: argparse.ArgumentParser,
+    aliases: Mapping[str, str] = ALIASES,
+    after_script: Collection[str] = AFTER_SCRIPT,
+) -> Command:
     """Take a command line apart; torchrun's parser says which flags there are."""
     takes_value = _flags(torchrun)
     queue = list(words)
@@ -74,7 +80,7 @@ def parse_command(words: Sequence[str], torchrun: argparse.ArgumentParser) -> Co
         word = queue[0]
         name, has_value, _ = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
-        flag = name if is_positional else _ALIASES.get(name, name)
+        flag = name if is_positional else aliases.get(name, name)
         if word == "--":
             queue.pop(0)
             break
@@ -84,7 +90,7 @@ def parse_command(words: Sequence[str], torchrun: argparse.ArgumentParser) -> Co
                 script = value
             else:
                 _check_backend(value)
-        elif flag in takes_value and (not is_positional or flag in _AFTER_SCRIPT):
+        elif flag in takes_value and (not is_positional or flag in after_script):
             if takes_value[flag]:
                 launcher.append(f"{flag}={_value(queue, word)}")
             else:
@@ -140,6 +146,6 @@ def _check_backend(name: str) -> None:
 
 def _unknown_flag(word: str, has_value: str, known: dict[str, bool]) -> Problem:
     name = word.partition("=")[0] if has_value else word
-    near = difflib.get_close_matches(name, [*known, *_ALIASES, "--script", "--backend"], n=1)
+    near = difflib.get_close_matches(name, [*known, *ALIASES, "--script", "--backend"], n=1)
     remedy = f"did you mean {near[0]}?" if near else "the script's own flags go after the script"
     return Problem(word, "unknown flag", remedy, has_value=False)

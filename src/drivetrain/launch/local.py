@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.launch.allocation import nodes_of_step
 from drivetrain.launch.command import Command, add_our_flags, parse_command
 from drivetrain.record.session import RUN_DIR
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from drivetrain.supervise.agent import Settings
     from drivetrain.supervise.processes import WarmProcess
+
+
+_SAYS_WHERE_TO_MEET = {"--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv-backend"}
 
 
 def launch(words: Sequence[str], warm: WarmProcess | None = None) -> int:
@@ -66,6 +70,10 @@ def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
         args.nproc_per_node = str(max(1, torch.cuda.device_count()))
     if args.run_dir is not None:
         args.run_dir = str(Path(args.run_dir).absolute())
+    if not given & _SAYS_WHERE_TO_MEET and "PET_NNODES" not in os.environ:
+        step = nodes_of_step(os.environ, args.run_dir)
+        if step is not None:
+            args.nnodes, args.rdzv_id = str(step.num_nodes), step.life
 
 
 @contextmanager

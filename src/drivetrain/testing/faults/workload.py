@@ -5,6 +5,7 @@ As a script it takes config words like any other: python -m drivetrain.testing.f
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -18,7 +19,7 @@ from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 
 NUM_SAMPLES, LENGTH, TOKENS, WIDTH = 96, 12, 29, 32
-_PAUSE_S = 0.002
+_PAUSE_S = float(os.environ.get("DRIVETRAIN_DRILL_PAUSE_S", "0.002"))
 """Per micro-batch, so that there is time for something to go wrong."""
 
 

@@ -1,0 +1,96 @@
+"""`drivetrain train --on …`, `jobs`, `logs`, `stop`, `resume`: runs that were submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.launch import submission
+from drivetrain.launch.request import Request
+from drivetrain.launch.submission import Submission
+from drivetrain.launch.target import State
+
+
+def submit(request: Request) -> int:
+    """Show what would be submitted, or submit it and say how to go on."""
+    target, job = request.target, request.job
+    if problems := target.problems(job):
+        raise ConfigError(problems)
+    if request.is_dry_run:
+        rendered = target.render(job)
+        typer.echo(rendered.text, nl=False)
+        if rendered.command:
+            typer.echo(f"would be submitted by: {' '.join(rendered.command)}", err=True)
+        return 0
+    made = submission.submit(target, job)
+    _say_submitted(made)
+    return _wait(made) if request.waits else 0
+
+
+def show(folder: str) -> None:
+    """One line per submitted run."""
+    found = [made for path in _runs(Path(folder)) if (made := submission.find(path))]
+    if not found:
+        rule = "no submitted run in it"
+        remedy = "drivetrain train --on slurm … submits one"
+        raise ConfigError([Problem("RUN", rule, remedy, folder)])
+    for made in found:
+        status = made.status()
+        words = [f"{status.state:<9}", made.job.run_dir, f"{made.target.name} job {made.id}"]
+        words += [f"on {','.join(status.hosts)}"] if status.hosts else []
+        words += [f"({status.detail})"] if status.detail else []
+        typer.echo("  ".join(words))
+
+
+def show_logs(run: str, *, follow: bool) -> None:
+    """What the run printed, as it printed it."""
+    _copy(submission.load(run), follow=follow)
+
+
+def stop(run: str) -> None:
+    """Ask it to save and end."""
+    made = submission.stop(run)
+    typer.echo(
+        f"asked {made.target.name} job {made.id} to save and end; drivetrain resume {run} goes on"
+    )
+
+
+def resume(run: str) -> None:
+    """Submit it again."""
+    _say_submitted(submission.resume(run))
+
+
+def _runs(folder: Path) -> list[Path]:
+    if (folder / submission.FILE).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{submission.FILE}"))
+
+
+def _say_submitted(made: Submission) -> None:
+    job = made.job
+    nodes = f"{job.num_nodes} node{'s' if job.num_nodes > 1 else ''}"
+    devices = f"{job.gpus_per_node} GPUs each" if job.gpus_per_node else "no GPUs asked for"
+    typer.echo(
+        f"{made.target.name} job {made.id}: {nodes} × {job.processes_per_node} processes, {devices}"
+    )
+    typer.echo(f"run directory: {job.run_dir}")
+    typer.echo(f"drivetrain logs {job.run_dir} -f")
+
+
+def _wait(made: Submission) -> int:
+    _copy(made, follow=True)
+    status = made.status()
+    if status.state is State.FINISHED:
+        return 0
+    typer.echo(f"{status.state}: {status.detail}", err=True)
+    return status.exit_code or 1
+
+
+def _copy(made: Submission, *, follow: bool) -> None:
+    try:
+        for piece in made.logs(follow=follow):
+            typer.echo(piece, nl=False)
+    except KeyboardInterrupt:  # only the following ends, not the run
+        typer.echo(err=True)

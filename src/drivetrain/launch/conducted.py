@@ -1,0 +1,89 @@
+"""What targets without a scheduler have in common: a conductor at the desk, in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from drivetrain.core.errors import DrivetrainError
+from drivetrain.launch.conductor import END, RESUME_ME
+from drivetrain.launch.conductor_lock import holder
+from drivetrain.launch.job import Job
+from drivetrain.launch.member import FILE as MEMBERS
+from drivetrain.launch.member import LOGS, read_members
+from drivetrain.launch.tail import tail
+from drivetrain.launch.target import State, Status
+
+_START_S = 30.0
+
+
+def start(job: Job) -> str:
+    """Start the conductor of what lies in the run's directory; host and process id."""
+    run_dir = Path(job.run_dir)
+    (run_dir / END).unlink(missing_ok=True)
+    (run_dir / LOGS).mkdir(exist_ok=True)
+    with (run_dir / LOGS / "conductor.txt").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "drivetrain.launch.conductor", str(run_dir)],
+            cwd=job.working_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    deadline_s = time.monotonic() + _START_S
+    while holder(run_dir) is None and not (run_dir / END).exists():
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            said = (run_dir / LOGS / "conductor.txt").read_text()
+            raise DrivetrainError(f"the job could not be started: {said.strip()}")
+        time.sleep(0.02)
+    return f"{socket.gethostname()}:{process.pid}"
+
+
+def poll(job: Job, job_id: str) -> Status:
+    """Running while the conductor lives; then as it wrote down."""
+    run_dir = Path(job.run_dir)
+    hosts = tuple(member.host for member in read_members(run_dir / MEMBERS).members)
+    if holder(run_dir):
+        return Status(State.RUNNING, hosts=hosts)
+    try:
+        code = int(json.loads((run_dir / END).read_text())["exit_code"])
+    except FileNotFoundError:
+        return Status(State.FAILED, f"its conductor, {job_id}, was killed", hosts)
+    if code == 0:
+        return Status(State.FINISHED, hosts=hosts, exit_code=0)
+    if code == RESUME_ME:
+        return Status(State.STOPPED, "saved", hosts, code)
+    return Status(State.FAILED, f"exit code {code}", hosts, code)
+
+
+def logs(job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
+    """What every host printed."""
+    folder = Path(job.run_dir) / LOGS
+
+    def is_over() -> bool:
+        return poll(job, job_id).state.is_over
+
+    return tail(lambda: sorted(folder.glob("*.txt")), is_over, follow=follow)
+
+
+def stop(job: Job, job_id: str) -> None:
+    """Ask the conductor, which asks the hosts; wait until it is done."""
+    run_dir = Path(job.run_dir)
+    found = holder(run_dir)
+    if found is None:
+        return
+    host, pid = found
+    if host != socket.gethostname():
+        raise DrivetrainError(f"job {job_id} was started on {host}: stop it there")
+    os.kill(pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + job.grace_s + 30
+    while holder(run_dir) and time.monotonic() < deadline_s:
+        time.sleep(0.1)

@@ -1,0 +1,169 @@
+"""The conductor: starts each member of a job, starts a lost one again, ends them together.
+
+    python -m drivetrain.launch.conductor RUN_DIR
+
+It stays at the desk, in the background, as long as the job runs, holds a lock in the run's
+directory meanwhile, and writes down there how the job ended. The members' supervisors decide about
+the run; the conductor only does for plain machines what a scheduler does elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from drivetrain.core.files import write_whole
+from drivetrain.launch.conductor_lock import hold
+from drivetrain.launch.member import FILE, LOGS, Member, read_members
+
+END = "conductor-end.json"
+
+RESUME_ME = 75
+_LOST = 255
+"""ssh's own exit code: the connection, not the command, has ended."""
+_TICK_S = 0.1
+_MORE_S = 15.0
+"""Beyond the time for saving, and for the others to see that a member has failed."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_MOST_RESTARTS = 1000
+
+
+@dataclass
+class _Playing:
+    """A member and its process."""
+
+    member: Member
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    code: int | None = None
+    restarts: int = 0
+    pause_s: float = _FIRST_PAUSE_S
+    started_s: float = 0.0
+    again_s: float | None = None
+
+    def start(self) -> None:
+        self.code, self.again_s, self.started_s = None, None, time.monotonic()
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.member.command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C at the desk is not for them
+            )
+
+    def look(self, *, may_restart: bool) -> None:
+        """Note its end, or start it again when that is due."""
+        now_s = time.monotonic()
+        if self.again_s is not None and now_s > self.again_s and may_restart:
+            self.start()
+        if self.process is None or self.code is not None or self.again_s is not None:
+            return
+        code = self.process.poll()
+        if code in (RESUME_ME, _LOST) and may_restart and self.restarts < _MOST_RESTARTS:
+            if now_s - self.started_s > 60:
+                self.pause_s = _FIRST_PAUSE_S
+            self.restarts += 1
+            self.again_s = now_s + self.pause_s
+            self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S)
+            self.say(f"{_why(code)}; starting it again")
+            return
+        self.code = code
+
+    def let_go(self) -> None:
+        """Ask it to save and stop: the leash is let go."""
+        if self.again_s is not None:
+            self.again_s, self.code = None, RESUME_ME
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def say(self, text: str) -> None:
+        with self.log.open("a") as output:
+            output.write(f"[{self.member.host}] {text}\n")
+
+
+@dataclass
+class _Conductor:
+    playing: list[_Playing]
+    grace_s: float
+    asked: bool = False
+    deadline_s: float | None = None
+
+    def run(self) -> int:
+        for one in self.playing:
+            one.start()
+        while any(one.code is None for one in self.playing):
+            time.sleep(_TICK_S)
+            failed = any(one.code not in (None, 0, RESUME_ME) for one in self.playing)
+            for one in self.playing:
+                one.look(may_restart=not self.asked and not failed)
+            if (failed or self.asked) and self.deadline_s is None:
+                self.deadline_s = time.monotonic() + self.grace_s + _MORE_S
+                if self.asked:
+                    self._let_go()
+            if self.deadline_s is not None and time.monotonic() > self.deadline_s:
+                self._end()
+        codes = [one.code or 0 for one in self.playing]
+        bad = [code for code in codes if code not in (0, RESUME_ME)]
+        return bad[0] if bad else max(codes)
+
+    def ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.asked = True
+
+    def _let_go(self) -> None:
+        for one in self.playing:
+            one.let_go()
+
+    def _end(self) -> None:
+        """Time is up: first as a request, for those that only waited for the others."""
+        if not self.asked:
+            self.asked, self.deadline_s = True, None
+            return
+        for one in self.playing:
+            one.kill()
+            one.code = one.code if one.code is not None else 128 + signal.SIGKILL
+
+
+def _why(code: int | None) -> str:
+    if code == RESUME_ME:
+        return "the host asked the run to stop, and it has saved"
+    return "the connection to the host was lost"
+
+
+def conduct(run_dir: Path) -> int:
+    """Play what the run's file says, to its end."""
+    lock = hold(run_dir)
+    if lock is None:
+        sys.stderr.write(f"{run_dir}: another conductor is at work\n")
+        return 1
+    (run_dir / END).unlink(missing_ok=True)
+    content = read_members(run_dir / FILE)
+    (run_dir / LOGS).mkdir(exist_ok=True)
+    playing = [_Playing(m, run_dir / LOGS / f"{m.host}.txt") for m in content.members]
+    conductor = _Conductor(playing, content.grace_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, conductor.ask)
+    try:
+        code = conductor.run()
+    finally:
+        for one in playing:
+            one.kill()
+    write_whole(run_dir / END, json.dumps({"exit_code": code}))
+    lock.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(conduct(Path(sys.argv[1])))

@@ -1,0 +1,82 @@
+"""Job: a run as it is handed to a target. Plain values; nothing here starts anything."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from drivetrain.core.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to run, on how much, for how long; the same for every target."""
+
+    name: str
+    script: str
+    script_args: tuple[str, ...]
+    flags: tuple[str, ...]
+    """Further flags of `drivetrain train` for each node: --live, -m, --stall-timeout=…"""
+    run_dir: str
+    """Absolute, on storage that all nodes share; the desk keeps job.json in it."""
+    working_dir: str
+    """Where the desk was when the job was asked for; nodes start there."""
+    num_nodes: int = 1
+    max_nodes: int = 1
+    """More than num_nodes: the run is elastic between the two."""
+    processes_per_node: int = 1
+    gpus_per_node: int = 0
+    """To ask the scheduler for; 0: the run needs none."""
+    time_limit_s: int | None = None
+    grace_s: float = 30.0
+    """How long the ranks may take to save once they are asked to stop."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables the ranks need that the target would not hand on by itself."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may join and leave."""
+        return self.max_nodes > self.num_nodes
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the script is a module's name and not a file."""
+        return bool({"-m", "--module"} & set(self.flags))
+
+    def node_words(self, *more_flags: str) -> tuple[str, ...]:
+        """What every node runs after `drivetrain train`; `more_flags` are the target's own."""
+        nodes = f"{self.num_nodes}:{self.max_nodes}" if self.is_elastic else str(self.num_nodes)
+        return (
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={self.processes_per_node}",
+            f"--run-dir={self.run_dir}",
+            f"--grace-period={self.grace_s:g}",
+            *more_flags,
+            *self.flags,
+            self.script,
+            *self.script_args,
+        )
+
+
+def seconds_of(text: str) -> int:
+    """A time limit as Slurm reads it: MIN, MIN:SEC, H:MIN:SEC, D-H, D-H:MIN or D-H:MIN:SEC."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        remedy = "MINUTES, H:MM:SS or DAYS-HOURS, as Slurm takes it"
+        raise ConfigError([Problem("--time", "not a time limit", remedy, text)])
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:  # hours come first
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes come first
+        hours, minutes, seconds = (0, *(*parts, 0)[:2])
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def time_text(seconds: int) -> str:
+    """7200 → '2:00:00', the form everybody reads."""
+    minutes, secs = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}"

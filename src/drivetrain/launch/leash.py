@@ -1,0 +1,37 @@
+"""`drivetrain train` on a leash: `python -m drivetrain.launch.leash WORDS…`.
+
+Who started it, over ssh or on the same machine, holds its standard input. A line there, or its end,
+asks the run to save and stop; so when the starter is gone, or the connection to it, nothing is left
+running on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+
+from drivetrain.launch.guardian import guard
+
+
+def _hold(leash: int) -> None:
+    """Until a line comes, or the other end is let go."""
+    with contextlib.suppress(OSError):  # as good as gone
+        os.read(leash, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(words: list[str]) -> int:
+    """The exit code of the run."""
+    leash = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the ranks are not to read from it, or to keep it open
+    os.close(nothing)
+    threading.Thread(target=_hold, args=(leash,), daemon=True).start()
+    return guard(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+"""What was typed after `drivetrain train` when the run is to be submitted to a target.
+
+    drivetrain train --on slurm --nodes 2 --gpus-per-node 8 --time 2:00:00 train.py --lr 0.1
+
+The same command line as ever, with flags of the job and of the target among the others; they may
+also stand in a file (`--launch-file launch.yaml`, the flags' names as keys), and flags win over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.launch.command import (
+    AFTER_SCRIPT,
+    ALIASES,
+    Command,
+    add_our_flags,
+    parse_command,
+)
+from drivetrain.launch.job import Job, seconds_of
+from drivetrain.launch.target import (
+    TARGETS,
+    FillsIn,
+    Target,
+    add_options,
+    target_type,
+    with_options,
+)
+from drivetrain.launch.torchrun_flags import SWITCHES, WITH_VALUE
+
+_ASKS_FOR_A_TARGET = ("--on", "--hosts", "--launch-file")
+# GPUs are asked of a scheduler by name; without one, as many processes are meant.
+_ALIASES = {**ALIASES, "--num-gpus": "--gpus-per-node"}
+del _ALIASES["--gpus-per-node"]
+_OF_THE_JOB = {"--nnodes", "--nproc-per-node", "--run-dir", "--grace-period"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job, where it is to run, and whether to only show it or to wait for its end."""
+
+    target: Target
+    job: Job
+    is_dry_run: bool
+    waits: bool
+
+
+def read_request(words: Sequence[str]) -> Request | None:
+    """The request in a command line; None when it asks for no target."""
+    if not any(word.partition("=")[0] in _ASKS_FOR_A_TARGET for word in words):
+        return None
+    words = [*_from_file(_last_value(words, "--launch-file")), *words]
+    on = _last_value(words, "--on")
+    name = on or "hosts"
+    parser, of_target = _parser(target_type(name) if name in TARGETS else None)
+    # after the script they are taken only when --on is there: --hosts may be the script's own
+    command = parse_command(words, parser, _ALIASES, AFTER_SCRIPT | (of_target if on else set()))
+    given = {word.partition("=")[0] for word in command.launcher_args}
+    if not given & {"--on", "--hosts"}:
+        return None
+    kind = target_type(name)
+    args = _parsed(parser, command)
+    target, job = with_options(kind, vars(args)), _job(args, command, of_target)
+    if isinstance(target, FillsIn):
+        job = target.fill_in(job, given)
+    return Request(target, job, args.dry_run, args.wait)
+
+
+def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
+    """Every flag there is; those of the job and of the target are also returned."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in SWITCHES:
+        parser.add_argument(flag, action="store_true")
+    for flag in WITH_VALUE:
+        parser.add_argument(flag)
+    add_our_flags(parser)
+    before = set(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
+    parser.add_argument("--on")
+    parser.add_argument("--launch-file")
+    parser.add_argument("--job-name")
+    parser.add_argument("--gpus-per-node", type=int, default=0)
+    parser.add_argument("--time")
+    parser.add_argument("--env", action="append", default=[])
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--wait", action="store_true")
+    if kind is not None:
+        add_options(parser, kind)
+    return parser, set(parser._option_string_actions) - before  # noqa: SLF001
+
+
+def _parsed(parser: argparse.ArgumentParser, command: Command) -> argparse.Namespace:
+    def refuse(message: str) -> None:
+        where, _, rule = message.removeprefix("argument ").partition(": ")
+        raise ConfigError([Problem(where, rule, "drivetrain train --help", has_value=False)])
+
+    parser.error = refuse  # type: ignore[assignment, method-assign]
+    return parser.parse_args(list(command.launcher_args))
+
+
+def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job:
+    num_nodes, max_nodes = _nodes(args.nnodes or "1")
+    is_module = {"-m", "--module"} & set(command.launcher_args)
+    stem = command.script.rpartition(".")[2] if is_module else Path(command.script).stem
+    name = args.job_name or stem
+    own = _OF_THE_JOB | of_target
+    handed_on = [word for word in command.launcher_args if word.partition("=")[0] not in own]
+    run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    return Job(
+        name=name,
+        script=command.script,
+        script_args=command.script_args,
+        flags=tuple(handed_on),
+        run_dir=str(Path(run_dir).absolute()),
+        working_dir=str(Path.cwd()),
+        num_nodes=num_nodes,
+        max_nodes=max_nodes,
+        processes_per_node=_count("--nproc-per-node", args.nproc_per_node)
+        or max(1, args.gpus_per_node),
+        gpus_per_node=args.gpus_per_node,
+        time_limit_s=None if args.time is None else seconds_of(args.time),
+        grace_s=args.grace_period,
+        environment=tuple(_variable(text) for text in args.env),
+    )
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    low = _count("--nnodes", fewest)
+    return low, _count("--nnodes", most) if most else low
+
+
+def _count(where: str, text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError([Problem(where, "must be a whole number from 1", f"{where} 2", text)])
+    return int(text)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """NAME=VALUE, or NAME with the value it has here."""
+    name, has_value, value = text.partition("=")
+    if not has_value and name not in os.environ:
+        rule = "this variable is not set here"
+        raise ConfigError([Problem("--env", rule, f"--env {name}=VALUE", name)])
+    return name, value if has_value else os.environ[name]
+
+
+def _last_value(words: Sequence[str], flag: str) -> str | None:
+    found = None
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        if word == flag:
+            found = following
+        elif word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def _from_file(path: str | None) -> Iterator[str]:
+    """A file's keys as flags: `nodes: 2` is --nodes=2, a list is the flag once for each.
+
+    Everything is read as text: to YAML itself `on` is true and 2:00:00 is 7200.
+    """
+    if path is None:
+        return
+    try:
+        content = yaml.load(Path(path).read_text(), yaml.BaseLoader) or {}  # noqa: S506 - it makes strings only
+    except (OSError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            [Problem("--launch-file", reason, "give a YAML file of flags", path)]
+        ) from None
+    if not isinstance(content, dict):
+        raise ConfigError([Problem("--launch-file", "must be keys and values", "on: slurm", path)])
+    for key, value in content.items():
+        flag = f"--{str(key).replace('_', '-')}"
+        for item in value if isinstance(value, list) else [value]:
+            if item == "true":
+                yield flag
+            elif item not in ("false", "null", ""):
+                yield f"{flag}={item}"

@@ -1,0 +1,123 @@
+"""A run that was submitted, and what can be done with it from any desk that sees its directory.
+
+`<run>/job.json` remembers the target with its options, the job and the scheduler's id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.files import write_whole
+from drivetrain.launch.job import Job
+from drivetrain.launch.target import State, Status, Target, target_type, with_options
+
+FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One run, on one target."""
+
+    target: Target
+    job: Job
+    id: str
+    submitted_at: str
+    is_stopped: bool = False
+    """Whether it was asked to stop: its end is then no failure."""
+
+    def status(self) -> Status:
+        """What the scheduler says; a run that was asked to stop has not failed."""
+        found = self.target.poll(self.job, self.id)
+        if self.is_stopped and found.state is State.FAILED:
+            return dataclasses.replace(found, state=State.STOPPED)
+        return found
+
+    def logs(self, *, follow: bool) -> Iterator[str]:
+        """What the run printed."""
+        return self.target.logs(self.job, self.id, follow=follow)
+
+
+def submit(target: Target, job: Job) -> Submission:
+    """Check, render, remember, hand over."""
+    if problems := target.problems(job):
+        raise ConfigError(problems)
+    rendered = target.render(job)
+    folder = Path(job.run_dir)
+    write_whole(folder / rendered.filename, rendered.text)
+    job_id = target.submit(job, rendered)
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    submission = Submission(target, job, job_id, now)
+    _save(submission)
+    return submission
+
+
+def find(run_dir: str | Path) -> Submission | None:
+    """The submission of a run; None when it was not submitted to a target."""
+    path = Path(run_dir) / FILE
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    job: dict[str, Any] = {
+        name: _tuples(value) if isinstance(value, list) else value
+        for name, value in values["job"].items()
+    }
+    options = dict(values["target"])
+    target = with_options(target_type(options.pop("name")), options)
+    return Submission(
+        target, Job(**job), values["id"], values["submitted_at"], values["is_stopped"]
+    )
+
+
+def load(run_dir: str | Path) -> Submission:
+    """The submission of a run, or an error that says what to do without one."""
+    found = find(run_dir)
+    if found is None:
+        rule = "it has no job.json: the run was not submitted with --on"
+        remedy = "give the directory of a run that was, or start the same command again"
+        raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
+    return found
+
+
+def stop(run_dir: str | Path) -> Submission:
+    """Ask the run to save and end, and remember that it was asked."""
+    submission = dataclasses.replace(load(run_dir), is_stopped=True)
+    _save(submission)
+    submission.target.stop(submission.job, submission.id)
+    return submission
+
+
+def resume(run_dir: str | Path) -> Submission:
+    """Submit the same job again: it goes on from its last checkpoint."""
+    before = load(run_dir)
+    state = before.status().state
+    if state in (State.WAITING, State.RUNNING):
+        remedy = f"drivetrain logs {run_dir} -f follows it"
+        raise ConfigError([Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))])
+    return submit(before.target, before.job)
+
+
+def _save(submission: Submission) -> None:
+    values = {
+        "target": {"name": submission.target.name, **_asdict(submission.target)},
+        "job": _asdict(submission.job),
+        "id": submission.id,
+        "submitted_at": submission.submitted_at,
+        "is_stopped": submission.is_stopped,
+    }
+    write_whole(Path(submission.job.run_dir) / FILE, json.dumps(values, indent=2) + "\n")
+
+
+def _asdict(value: Any) -> dict[str, Any]:
+    return dataclasses.asdict(value)
+
+
+def _tuples(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)

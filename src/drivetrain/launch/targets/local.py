@@ -1,0 +1,55 @@
+"""This machine as a target: the run goes on in the background when the terminal is closed."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from drivetrain.core.errors import Problem
+from drivetrain.launch import conducted
+from drivetrain.launch.checks import script_problems, shape_problems
+from drivetrain.launch.job import Job
+from drivetrain.launch.member import FILE, Member, Members, on_leash
+from drivetrain.launch.target import Rendered, Status
+
+
+@dataclass(frozen=True)
+class Local:
+    """One node, this one."""
+
+    name: ClassVar[str] = "local"
+
+    def problems(self, job: Job) -> list[Problem]:
+        """One machine is one node, and nobody ends its jobs for time."""
+        found = [*script_problems(job), *shape_problems(job)]
+        if job.num_nodes > 1:
+            remedy = "--on hosts or --on slurm has more; here, --nproc-per-node"
+            found.append(Problem("--nnodes", "this machine is one node", remedy, job.num_nodes))
+        if job.time_limit_s is not None:
+            rule = "there is no scheduler to keep it"
+            found.append(Problem("--time", rule, "leave it out", f"{job.time_limit_s} s"))
+        return found
+
+    def render(self, job: Job) -> Rendered:
+        """The one command."""
+        member = Member(socket.gethostname(), tuple(on_leash(job, sys.executable)))
+        return Rendered(FILE, Members((member,), job.grace_s).text())
+
+    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it lies in the directory
+        """Start it in the background."""
+        return conducted.start(job)
+
+    def poll(self, job: Job, job_id: str) -> Status:
+        """Is it still there, and how did it end?"""
+        return conducted.poll(job, job_id)
+
+    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
+        """What it printed."""
+        return conducted.logs(job, job_id, follow=follow)
+
+    def stop(self, job: Job, job_id: str) -> None:
+        """Ask it to save and end."""
+        conducted.stop(job, job_id)
