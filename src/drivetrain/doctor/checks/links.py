@@ -1,0 +1,173 @@
+"""Between hosts: firewalls, wrong interfaces, slow links."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from drivetrain.core.finding import Finding
+from drivetrain.doctor.facts import Dial, Examination, HostFacts, Link
+from drivetrain.doctor.network import collective_address, is_loopback
+
+# Under so much of what was promised, or of what the other links do, a link is called slow. One
+# stream of TCP does not fill a fast link, so up to so much nothing can be said against it.
+_SLOW_OF_EXPECTED, _SLOW_OF_MEDIAN = 0.5, 0.25
+_ONE_STREAM_BYTES_PER_S = 1.0e9
+_LATE_OF_EXPECTED, _LATE_OF_MEDIAN, _NOTICEABLE_S = 5.0, 10.0, 0.001
+_FEWEST_TO_COMPARE = 4
+
+
+def check(examination: Examination) -> Iterator[Finding]:
+    """Reachability first; what cannot be reached was not measured."""
+    hosts = {host.name: host for host in examination.hosts}
+    yield from _unreachable(examination.links, hosts)
+    yield from _blocked_ports(examination.links)
+    yield from _slow(examination)
+    yield from _late(examination)
+
+
+def _unreachable(links: Sequence[Link], hosts: dict[str, HostFacts]) -> Iterator[Finding]:
+    by_target: dict[tuple[str, str | None], list[Link]] = defaultdict(list)
+    for link in links:
+        tried = [dial for dial in link.dials if dial.purpose == "collective"]
+        host = hosts[link.target]
+        told = collective_address(host.variables, host.own_addresses, host.interfaces)
+        reached = next((dial.address for dial in tried if dial.error is None), None)
+        # a name that points to loopback has a finding of its own
+        is_elsewhere = told is not None and not is_loopback(told) and reached != told
+        if reached is None or is_elsewhere:
+            by_target[link.target, reached].append(link)
+    for (name, reached), broken in by_target.items():
+        if reached is None:
+            yield _no_way(name, broken)
+        else:
+            yield _wrong_interface(hosts[name], reached, broken)
+
+
+def _no_way(target: str, broken: Sequence[Link]) -> Finding:
+    sources = tuple(link.source for link in broken)
+    dials = [dial for dial in broken[0].dials if dial.purpose == "collective"]
+    tried = "; ".join(f"{d.address}:{d.port} {_said(d)}" for d in dials) or "it has no address"
+    return Finding(
+        "links",
+        "error",
+        (target,),
+        f"cannot be reached from {_list(sources)} on the ports collectives use",
+        tried,
+        f"allow TCP ports 1024–65535 to {target} from the other hosts (gloo and NCCL choose any),"
+        " in its firewall and in the cloud's security group",
+    )
+
+
+def _wrong_interface(host: HostFacts, reached: str, broken: Sequence[Link]) -> Finding:
+    told = collective_address(host.variables, host.own_addresses, host.interfaces)
+    names = {each.address: each.name for each in host.interfaces}
+    variable = host.variables.get("GLOO_SOCKET_IFNAME")
+    because = f"GLOO_SOCKET_IFNAME={variable}" if variable else f"{host.name} → {told}"
+    good = names.get(reached, "the interface with that address")
+    return Finding(
+        "interface",
+        "error",
+        (host.name,),
+        f"its ranks would tell the others to connect to {told} ({names.get(str(told), 'nobody')}),"
+        f" where {_list([link.source for link in broken])} cannot reach it",
+        f"{because}; {reached} ({good}) answers",
+        f"export GLOO_SOCKET_IFNAME={good} NCCL_SOCKET_IFNAME={good} on {host.name}",
+    )
+
+
+def _blocked_ports(links: Sequence[Link]) -> Iterator[Finding]:
+    blocked: dict[tuple[str, int], list[tuple[Link, Dial]]] = defaultdict(list)
+    for link in links:
+        for dial in link.dials:
+            if dial.purpose == "port" and dial.error is not None:
+                blocked[link.target, dial.port].append((link, dial))
+    for (target, port), cases in blocked.items():
+        sources = [link.source for link, _ in cases]
+        link, dial = cases[0]
+        other = next((d for d in link.dials if d.error is None), None)
+        beside = f", port {other.port} answers" if other else ""
+        yield Finding(
+            "links",
+            "error",
+            (target,),
+            f"port {port} is blocked from {_list(sources)}",
+            f"{dial.address}:{port} {_said(dial)} although a server listens there{beside}",
+            f"allow TCP port {port} to {target} (`iptables -S INPUT` on {target} shows the rule),"
+            " or let the run meet at another port",
+        )
+
+
+def _said(dial: Dial) -> str:
+    words = {"silent": "does not answer (packets are dropped)", "refused": "is refused"}
+    return "answers" if dial.error is None else words.get(dial.error, dial.error)
+
+
+def _slow(examination: Examination) -> Iterator[Finding]:
+    def rate(link: Link) -> float | None:
+        return link.bytes_per_s
+
+    usual = _usual(examination.links, rate)
+    for link in examination.links:
+        if link.bytes_per_s is None:
+            continue
+        expected = examination.expected.bytes_per_s
+        if expected is not None:
+            least = min(expected, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_EXPECTED
+            against = f"{_gbit(expected)} expected"
+        elif usual is not None:
+            least = min(usual, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_MEDIAN
+            against = f"{_gbit(usual)} on the middle one of all links"
+        else:
+            continue
+        if link.bytes_per_s < least:
+            yield Finding(
+                "bandwidth",
+                "warning",
+                (link.source, link.target),
+                f"the link from {link.source} to {link.target} is slow,"
+                " and every collective goes at the pace of the slowest",
+                f"{_gbit(link.bytes_per_s)} measured, {against}",
+                f"see `ethtool` (speed, errors), cable and switch port of {link.source}, or traffic"
+                " beside the run; else leave the host out",
+            )
+
+
+def _late(examination: Examination) -> Iterator[Finding]:
+    def delay(link: Link) -> float | None:
+        return link.latency_s
+
+    usual = _usual(examination.links, delay)
+    for link in examination.links:
+        expected = examination.expected.latency_s
+        most = None
+        if expected is not None:
+            most, against = expected * _LATE_OF_EXPECTED, f"{expected * 1e6:.0f} µs expected"
+        elif usual is not None:
+            most, against = usual * _LATE_OF_MEDIAN, f"{usual * 1e6:.0f} µs on the middle one"
+        if most is None or link.latency_s is None:
+            continue
+        if link.latency_s > max(most, _NOTICEABLE_S):
+            yield Finding(
+                "latency",
+                "warning",
+                (link.source, link.target),
+                f"the way from {link.source} to {link.target} takes long",
+                f"{link.latency_s * 1e6:.0f} µs measured, {against}",
+                "see whether both are in the same network, zone and placement group",
+            )
+
+
+def _usual(links: Sequence[Link], of: Callable[[Link], float | None]) -> float | None:
+    values = [value for link in links if (value := of(link)) is not None]
+    return median(values) if len(values) >= _FEWEST_TO_COMPARE else None
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e9:.2f} Gbit/s"
+
+
+def _list(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
