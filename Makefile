@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants faults horovod clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -51,6 +51,9 @@ campaign:                         ## all 300; results land in benchmarks/results
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
+
+faults:                           ## planted faults on real hosts, and what the doctor says of each, into docs/doctor.md
+	$(BIN)/python -m tests.doctor.table docs/doctor.md
 
 bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead

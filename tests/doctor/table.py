@@ -1,4 +1,7 @@
-"""`python -m tests.doctor.table FILE`: plant every fault, and write what was said of each."""
+"""`python -m tests.doctor.table PAGE`: plant every fault, and write what was said into a page.
+
+The table stands between two comments of the page.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import time
 from pathlib import Path
 
 from tests.doctor.planted import FAULTS, FURTHER, findings_at, site
+
+BEGIN, END = "<!-- planted faults -->", "<!-- end -->"
 
 
 def rows() -> list[str]:
@@ -42,5 +47,12 @@ def _say(name: str, is_right: bool) -> None:
     sys.stderr.write(f"{'ok ' if is_right else 'BAD'} {name}\n")
 
 
+def with_table(page: str, table: list[str]) -> str:
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([f"{before}{BEGIN}", "", *table, "", f"{END}{after}"])
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text("\n".join(rows()) + "\n")
+    target = Path(sys.argv[1])
+    target.write_text(with_table(target.read_text(), rows()))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from drivetrain.core.errors import ConfigError
 from drivetrain.core.finding import Finding, together
 from drivetrain.doctor.checks import judge
+from drivetrain.doctor.checks.links import by_culprit
+from drivetrain.doctor.expected import read_expected
 from drivetrain.doctor.fabric import fabric_of, settings_for
 from drivetrain.doctor.facts import (
     Adapter,
@@ -140,8 +144,17 @@ def test_a_slow_link_among_fast_ones() -> None:
     links = [link(a, b) for a in hosts for b in hosts if a is not b]
     links[0] = dataclasses.replace(links[0], bytes_per_s=1e8)
     (finding,) = judge(site(*hosts, links=tuple(links)))
-    assert (finding.check, finding.hosts) == ("bandwidth", ("h1", "h2"))
+    assert (finding.check, finding.hosts) == ("bandwidth", ("h1",))
+    assert "sends to h2" in finding.what
     assert "0.80 Gbit/s measured" in finding.evidence
+
+
+def test_slow_links_are_laid_at_the_door_of_the_host_they_share() -> None:
+    to_h3 = [("h1", "h3"), ("h2", "h3"), ("h4", "h3")]
+    assert list(by_culprit([*to_h3, ("h2", "h1")])) == [
+        ("h3", False, ["h1", "h2", "h4"]),
+        ("h2", True, ["h1"]),
+    ]
 
 
 def test_one_stream_is_not_held_against_a_very_fast_link() -> None:
@@ -196,6 +209,18 @@ def test_scheduler_variables_that_differ_or_are_left_over() -> None:
     b = host(2, variables={"MASTER_ADDR": "h9"})
     assert seen(judge(site(a, b, links=()))) == [("scheduler", ("h2",))]
     assert "unset RANK" in judge(site(host(1, variables={"RANK": "0"})))[0].fix
+
+
+def test_the_cluster_file_says_what_to_expect(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("devices_per_node: 8\nbetween: {gb_per_s: 10, achieved: 0.5, latency_us: 30}\n")
+    assert read_expected(path) == Expected(5e9, 30e-6, 8)
+    path.write_text("between: {gb_per_s: fast}\n")
+    with pytest.raises(ConfigError, match="gb_per_s = fast: is no quantity; use a number"):
+        read_expected(path)
+    path.write_text("between: ethernet-100\n")
+    with pytest.raises(ConfigError, match="between = ethernet-100: needs its figures"):
+        read_expected(path)
 
 
 def test_a_directory_only_one_host_sees() -> None:

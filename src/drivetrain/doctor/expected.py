@@ -12,30 +12,32 @@ from drivetrain.doctor.facts import Expected
 
 
 def read_expected(path: str | Path) -> Expected:
-    """`devices_per_node`, and bandwidth and latency of the link `between_nodes`."""
+    """`devices_per_node`, and the link `between` nodes: gb_per_s, achieved and latency_us."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "is no YAML"
         raise ConfigError([Problem("--cluster", str(reason), "name a file", str(path))]) from None
+    remedy = "write `between: {gb_per_s: 12.5, latency_us: 30}`"
     if not isinstance(content, dict):
-        remedy = "write `between_nodes: {bandwidth_gbit_per_s: 100}`"
         raise ConfigError([Problem("--cluster", "describes no cluster", remedy, str(path))])
-    link = content.get("between_nodes") or {}
-    rate = _number(link, "bandwidth_bytes_per_s")
-    gbit = _number(link, "bandwidth_gbit_per_s")
+    link = content.get("between") or {}
+    if not isinstance(link, dict):
+        raise ConfigError([Problem("cluster.between", "needs its figures here", remedy, link)])
+    rate, latency_us = _number(link, "gb_per_s"), _number(link, "latency_us")
+    achieved = _number(link, "achieved")
     devices = _number(content, "devices_per_node")
     return Expected(
-        bytes_per_s=gbit * 1e9 / 8 if gbit is not None else rate,
-        latency_s=_number(link, "latency_s"),
+        bytes_per_s=None if rate is None else rate * 1e9 * (1.0 if achieved is None else achieved),
+        latency_s=None if latency_us is None else latency_us / 1e6,
         devices_per_node=None if devices is None else int(devices),
     )
 
 
-def _number(section: Any, name: str) -> float | None:
-    value = section.get(name) if isinstance(section, dict) else None
+def _number(section: dict[str, Any], name: str) -> float | None:
+    value = section.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError([Problem(f"--cluster: {name}", "is no quantity", "use a number", value)])
+        raise ConfigError([Problem(f"cluster: {name}", "is no quantity", "use a number", value)])
     return float(value)

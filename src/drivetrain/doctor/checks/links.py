@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from drivetrain.core.finding import Finding
-from drivetrain.doctor.facts import Dial, Examination, HostFacts, Link
+from drivetrain.doctor.facts import Dial, Examination, Expected, HostFacts, Link
 from drivetrain.doctor.network import collective_address, is_loopback
 
 # Under so much of what was promised, or of what the other links do, a link is called slow. One
@@ -104,63 +104,94 @@ def _said(dial: Dial) -> str:
     return "answers" if dial.error is None else words.get(dial.error, dial.error)
 
 
-def _slow(examination: Examination) -> Iterator[Finding]:
-    def rate(link: Link) -> float | None:
-        return link.bytes_per_s
+def doubtful(links: Sequence[Link], expected: Expected) -> set[tuple[str, str]]:
+    """Links that look slow or late; worth a second look, for a busy host can make them so."""
+    return set(_slow_links(links, expected)[0]) | set(_late_links(links, expected)[0])
 
-    usual = _usual(examination.links, rate)
-    for link in examination.links:
-        if link.bytes_per_s is None:
-            continue
-        expected = examination.expected.bytes_per_s
-        if expected is not None:
-            least = min(expected, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_EXPECTED
-            against = f"{_gbit(expected)} expected"
-        elif usual is not None:
-            least = min(usual, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_MEDIAN
-            against = f"{_gbit(usual)} on the middle one of all links"
-        else:
-            continue
-        if link.bytes_per_s < least:
-            yield Finding(
-                "bandwidth",
-                "warning",
-                (link.source, link.target),
-                f"the link from {link.source} to {link.target} is slow,"
-                " and every collective goes at the pace of the slowest",
-                f"{_gbit(link.bytes_per_s)} measured, {against}",
-                f"see `ethtool` (speed, errors), cable and switch port of {link.source}, or traffic"
-                " beside the run; else leave the host out",
-            )
+
+def _slow_links(
+    links: Sequence[Link], expected: Expected
+) -> tuple[dict[tuple[str, str], float], str]:
+    """Rates of those under the least that is acceptable, and what they were held against."""
+    usual = _usual([link.bytes_per_s for link in links])
+    if expected.bytes_per_s is not None:
+        least = min(expected.bytes_per_s, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_EXPECTED
+        against = f"{_gbit(expected.bytes_per_s)} expected"
+    elif usual is not None:
+        least = min(usual, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_MEDIAN
+        against = f"{_gbit(usual)} on the middle one of all links"
+    else:
+        return {}, ""
+    rates = {(link.source, link.target): link.bytes_per_s for link in links}
+    return {
+        pair: rate for pair, rate in rates.items() if rate is not None and rate < least
+    }, against
+
+
+def _late_links(
+    links: Sequence[Link], expected: Expected
+) -> tuple[dict[tuple[str, str], float], str]:
+    """The same for the time a message takes."""
+    usual = _usual([link.latency_s for link in links])
+    if expected.latency_s is not None:
+        most = expected.latency_s * _LATE_OF_EXPECTED
+        against = f"{expected.latency_s * 1e6:.0f} µs expected"
+    elif usual is not None:
+        most, against = usual * _LATE_OF_MEDIAN, f"{usual * 1e6:.0f} µs on the middle one"
+    else:
+        return {}, ""
+    most = max(most, _NOTICEABLE_S)
+    delays = {(link.source, link.target): link.latency_s for link in links}
+    return {pair: delay for pair, delay in delays.items() if delay and delay > most}, against
+
+
+def _slow(examination: Examination) -> Iterator[Finding]:
+    slow, against = _slow_links(examination.links, examination.expected)
+    for host, sends, others in by_culprit(list(slow)):
+        rates = [slow[(host, other) if sends else (other, host)] for other in others]
+        yield Finding(
+            "bandwidth",
+            "warning",
+            (host,),
+            f"what it {'sends to' if sends else 'gets from'} {_list(others)} is slow,"
+            " and every collective goes at the pace of the slowest link",
+            f"{_gbit(min(rates))} measured, {against}",
+            f"see `ethtool` (speed, errors), cable and switch port of {host}, or traffic"
+            " beside the run; else leave the host out",
+        )
 
 
 def _late(examination: Examination) -> Iterator[Finding]:
-    def delay(link: Link) -> float | None:
-        return link.latency_s
-
-    usual = _usual(examination.links, delay)
-    for link in examination.links:
-        expected = examination.expected.latency_s
-        most = None
-        if expected is not None:
-            most, against = expected * _LATE_OF_EXPECTED, f"{expected * 1e6:.0f} µs expected"
-        elif usual is not None:
-            most, against = usual * _LATE_OF_MEDIAN, f"{usual * 1e6:.0f} µs on the middle one"
-        if most is None or link.latency_s is None:
-            continue
-        if link.latency_s > max(most, _NOTICEABLE_S):
-            yield Finding(
-                "latency",
-                "warning",
-                (link.source, link.target),
-                f"the way from {link.source} to {link.target} takes long",
-                f"{link.latency_s * 1e6:.0f} µs measured, {against}",
-                "see whether both are in the same network, zone and placement group",
-            )
+    late, against = _late_links(examination.links, examination.expected)
+    for host, sends, others in by_culprit(list(late)):
+        delays = [late[(host, other) if sends else (other, host)] for other in others]
+        yield Finding(
+            "latency",
+            "warning",
+            (host,),
+            f"the way {'to' if sends else 'from'} {_list(others)} takes long",
+            f"{max(delays) * 1e6:.0f} µs measured, {against}",
+            "see whether all are in the same network, zone and placement group",
+        )
 
 
-def _usual(links: Sequence[Link], of: Callable[[Link], float | None]) -> float | None:
-    values = [value for link in links if (value := of(link)) is not None]
+def by_culprit(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, bool, list[str]]]:
+    """Bad links by the host that most of them have in common: it, whether it sends, its peers."""
+    left = list(pairs)
+    while left:
+        sending = Counter(source for source, _ in left)
+        getting = Counter(target for _, target in left)
+        (sender, num_sent), (getter, num_got) = (c.most_common(1)[0] for c in (sending, getting))
+        if num_sent >= num_got:
+            yield sender, True, [target for source, target in left if source == sender]
+            left = [pair for pair in left if pair[0] != sender]
+        else:
+            yield getter, False, [source for source, target in left if target == getter]
+            left = [pair for pair in left if pair[1] != getter]
+
+
+def _usual(measured: Sequence[float | None]) -> float | None:
+    values = [value for value in measured if value is not None]
     return median(values) if len(values) >= _FEWEST_TO_COMPARE else None
 
 
