@@ -43,7 +43,7 @@ def test_the_words_of_a_train_command_are_examined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--hosts", "/nowhere"], "--hosts = /nowhere: No such file or directory; name a file"),
+        (["--hosts", "/nowhere"], "--hosts = /nowhere: No such file or directory; give a file"),
         (["--cluster", "/nowhere"], "--cluster = /nowhere: No such file or directory"),
         (["--port", "70000"], "--port = 70000: no such port; use 1 to 65535"),
         (["--meet", "meet"], "--members: how many hosts will meet?; --members N"),
@@ -75,7 +75,7 @@ def reaching(hosts: Hosts, folder: Path) -> str:
 def test_hosts_of_a_file(tmp_path: Path) -> None:
     with make_hosts(2) as hosts:
         names = tmp_path / "hosts.txt"
-        names.write_text("# the lab\nh1 slots=8\nh2 slots=8\n")
+        names.write_text("# the lab\nh1 slots=8\nh2 slots=8  # both alike\n")
         words = ["--hosts", str(names), "--ssh", reaching(hosts, tmp_path), "--run-dir"]
         good = doctor(*words, str(tmp_path))
         assert good.returncode == 0, good.stdout + good.stderr

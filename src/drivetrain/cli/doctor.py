@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.core.errors import ConfigError, Problem
-
 if TYPE_CHECKING:
     from drivetrain.doctor.channels import Channel
     from drivetrain.doctor.examine import Question
@@ -81,6 +79,7 @@ def _question(asked: Asked) -> Question:
 def _channels(asked: Asked) -> Iterator[Sequence[Channel] | None]:
     from drivetrain.doctor.channels import Here, over_ssh
     from drivetrain.doctor.meeting import meeting, num_members
+    from drivetrain.launch.targets.hosts_file import read_hosts
 
     if asked.meet is not None:
         with meeting(Path(asked.meet), num_members(asked.members)) as met:
@@ -90,26 +89,13 @@ def _channels(asked: Asked) -> Iterator[Sequence[Channel] | None]:
         channels: list[Channel] = [Here(socket.gethostname())]
     else:
         ssh = shlex.split(asked.ssh)
-        channels = [over_ssh(host, ssh, sys.executable) for host in read_hosts(asked.hosts)]
+        machines = read_hosts(Path(asked.hosts))
+        channels = [over_ssh(machine.name, ssh, sys.executable) for machine in machines]
     try:
         yield channels
     finally:
         for channel in channels:
             channel.close()
-
-
-def read_hosts(path: str) -> list[str]:
-    """One host per line; what follows its name, and comments, are for others."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        remedy = "name a file with one host per line"
-        raise ConfigError([Problem("--hosts", str(error.strerror), remedy, path)]) from None
-    hosts = [line.split("#")[0].split() for line in lines]
-    names = list(dict.fromkeys(words[0] for words in hosts if words))
-    if not names:
-        raise ConfigError([Problem("--hosts", "names no host", "one host per line", path)])
-    return names
 
 
 def show_env() -> int:
