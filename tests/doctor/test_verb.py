@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.testing.hosts import Hosts, hosts_available, make_hosts
+from drivetrain.testing.hosts import Host, hosts_available, make_hosts
+from drivetrain.testing.ssh import ssh_available, start_sshd
 from tests.doctor.planted import clean_environment
 
 VERB = [sys.executable, "-m", "drivetrain", "doctor"]
@@ -56,35 +57,29 @@ def test_wrong_words_are_refused(words: list[str], said: str) -> None:
     assert said in result.stderr
 
 
-def reaching(hosts: Hosts, folder: Path) -> str:
-    """A program in the place of ssh: it enters the host's namespaces and runs the command there."""
-    script = folder / "reach"
-    cases = "\n".join(
-        f"{host.name}) exec nsenter --net=/run/netns/{host.namespace} unshare --uts --mount"
-        f" sh -c 'hostname {host.name}; mount --bind {host.hosts_file} /etc/hosts; exec \"$@\"'"
-        ' sh "$@";;'
-        for host in hosts
-    )
-    script.write_text(f"#!/bin/sh\nname=$1; shift\ncase $name in\n{cases}\nesac\nexit 255\n")
-    script.chmod(0o755)
-    return str(script)
-
-
 @on_hosts
 @pytest.mark.slow
-def test_hosts_of_a_file(tmp_path: Path) -> None:
-    with make_hosts(2) as hosts:
-        names = tmp_path / "hosts.txt"
-        names.write_text("# the lab\nh1 slots=8\nh2 slots=8  # both alike\n")
-        words = ["--hosts", str(names), "--ssh", reaching(hosts, tmp_path), "--run-dir"]
-        good = doctor(*words, str(tmp_path))
+@pytest.mark.skipif(bool(ssh_available()), reason=ssh_available() or "")
+def test_hosts_of_a_file_over_ssh(tmp_path: Path) -> None:
+    names = tmp_path / "hosts.txt"
+    with make_hosts(3) as (desk, *machines), start_sshd(machines) as ssh:
+        words = ["--hosts", str(names), "--ssh", ssh, "--run-dir", str(tmp_path)]
+        names.write_text("# the lab\nh2 slots=8\nh3 slots=8  # both alike\n")
+        good = doctor_on(desk, *words)
         assert good.returncode == 0, good.stdout + good.stderr
         assert "2 of 2 ways between hosts work" in good.stdout
-        names.write_text("h1\nh2\nh9\n")
-        lost = doctor(*words, str(tmp_path))
+        names.write_text("h2\nh3\nh9\n")
+        lost = doctor_on(desk, *words)
     assert lost.returncode == 1
     assert "error: h9: cannot be examined" in lost.stdout
     assert "2 of 2 ways between hosts work" in lost.stdout  # the others are examined all the same
+
+
+def doctor_on(desk: Host, *words: str) -> subprocess.CompletedProcess[str]:
+    pipe = subprocess.PIPE
+    with desk.popen([*VERB, *words], env=clean_environment(), stdout=pipe, stderr=pipe) as process:
+        stdout, stderr = process.communicate(timeout=120)
+    return subprocess.CompletedProcess([], process.returncode, stdout, stderr)
 
 
 @on_hosts

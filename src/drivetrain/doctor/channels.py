@@ -7,7 +7,9 @@ folder that all hosts share is there under any scheduler.
 from __future__ import annotations
 
 import json
+import os
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +23,8 @@ from drivetrain.doctor.agent import Agent, answer
 
 _PATIENCE_S = 60.0
 _POLL_S = 0.02
-AGENT = (sys.executable, "-m", "drivetrain.doctor.agent")
+_AGENT_MODULE = "drivetrain.doctor.agent"
+AGENT = (sys.executable, "-m", _AGENT_MODULE)
 
 
 class AgentLost(EnvironmentProblem):
@@ -102,8 +105,11 @@ class Pipe:
 
 
 def over_ssh(host: str, ssh: Sequence[str], python: str) -> Pipe:
-    """Start an agent on `host`; its Python is the same as here unless said otherwise."""
-    command = [*ssh, host, python, "-m", "drivetrain.doctor.agent"]
+    """Start an agent on `host`, with the same Python and PYTHONPATH as here."""
+    path = os.environ.get("PYTHONPATH")
+    words = [*(["env", f"PYTHONPATH={path}"] if path else []), python, "-m", _AGENT_MODULE]
+    # ssh hands one line to a shell there
+    command = [*ssh, host, shlex.join(words)]
     pipe = subprocess.PIPE
     return Pipe(host, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
