@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.testing.hosts import Host, hosts_available, make_hosts
+from drivetrain.testing.slurm import make_slurm, slurm_available
 from drivetrain.testing.ssh import ssh_available, start_sshd
 from tests.doctor.planted import clean_environment
 
@@ -98,3 +99,18 @@ def test_members_of_a_job_meet_in_a_folder(tmp_path: Path) -> None:
     assert report["findings"] == []
     assert [stdout for stdout, _ in ended[1:]] == ["", ""]
     assert list((tmp_path / "meet").iterdir()) == []
+
+
+@on_hosts
+@pytest.mark.slow
+@pytest.mark.skipif(bool(slurm_available()), reason=slurm_available() or "")
+def test_nodes_of_a_real_slurm_job_meet_in_a_folder(tmp_path: Path) -> None:
+    step = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+    words = ["--on", "slurm", "--meet", str(tmp_path / "meet"), "--run-dir", str(tmp_path)]
+    with make_slurm(2) as cluster:
+        good = cluster.run([*step, *VERB, *words])
+        bare = ["sh", "-c", 'unset SLURM_PROCID; "$@"; true', "sh"]
+        bad = cluster.run([*step, *bare, *VERB, *words])
+    assert "2 of 2 ways between hosts work" in good
+    assert "nothing found" in good
+    assert "error: h1, h2: SLURM_PROCID is not set" in bad
