@@ -79,7 +79,8 @@ def _wrong_interface(host: HostFacts, reached: str, broken: Sequence[Link]) -> F
 
 def _blocked_ports(links: Sequence[Link]) -> Iterator[Finding]:
     blocked: dict[tuple[str, int], list[tuple[Link, Dial]]] = defaultdict(list)
-    for link in links:
+    # where no port at all gets through, that has been said
+    for link in (each for each in links if any(dial.error is None for dial in each.dials)):
         for dial in link.dials:
             if dial.purpose == "port" and dial.error is not None:
                 blocked[link.target, dial.port].append((link, dial))
