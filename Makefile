@@ -6,6 +6,7 @@ TORCH  ?= torch==2.13.0
 
 .PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants verdicts horovod clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants faults horovod clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -58,6 +59,8 @@ mutants:                          ## planted bugs, and where the parity certific
 
 verdicts:                         ## planted faults and clean runs, and what diagnose says of them (an hour)
 	$(BIN)/python -m tests.verdicts.campaign benchmarks/results/verdicts
+faults:                           ## planted faults on real hosts, and what the doctor says of each, into docs/doctor.md
+	$(BIN)/python -m tests.doctor.table docs/doctor.md
 
 bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead

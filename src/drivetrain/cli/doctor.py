@@ -1,0 +1,107 @@
+"""`drivetrain doctor` and `drivetrain env`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drivetrain.doctor.channels import Channel
+    from drivetrain.doctor.examine import Question
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed."""
+
+    words: tuple[str, ...]
+    on: str | None
+    hosts: str | None
+    cluster: str | None
+    run_dir: str | None
+    store: str | None
+    ports: tuple[int, ...]
+    meet: str | None
+    members: int | None
+    ssh: str
+    target_grace_s: float | None
+    as_json: bool
+
+
+def run(asked: Asked) -> int:
+    """Examine and judge; 1 when something would break a run."""
+    from rich.console import Console
+
+    from drivetrain.core.finding import together
+    from drivetrain.doctor.checks import judge
+    from drivetrain.doctor.examine import examine
+    from drivetrain.doctor.report import as_dict, as_lines
+
+    question = _question(asked)
+    with _channels(asked) as channels:
+        if channels is None:  # a member that answered; the first one speaks
+            return 0
+        with Console(stderr=True).status("") as status:  # shown on a terminal only
+            examination, lost = examine(channels, question, status.update)
+    findings = together([*lost, *judge(examination)])
+    if asked.as_json:
+        sys.stdout.write(json.dumps(as_dict(examination, findings), indent=2) + "\n")
+    else:
+        sys.stdout.write("\n".join(as_lines(examination, findings)) + "\n")
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _question(asked: Asked) -> Question:
+    from drivetrain.doctor.examine import Question
+    from drivetrain.doctor.expected import read_expected
+    from drivetrain.doctor.facts import Expected
+    from drivetrain.doctor.question import ports_of, read_words, timeouts_of
+
+    words = read_words(asked.words)
+    return Question(
+        ports=ports_of(words, asked.ports),
+        run_dir=asked.run_dir or words.flags.get("--run-dir"),
+        store=asked.store or words.values.get("checkpoint.directory"),
+        target=asked.on,
+        expected=read_expected(asked.cluster) if asked.cluster else Expected(),
+        timeouts=timeouts_of(words, asked.target_grace_s),
+    )
+
+
+@contextmanager
+def _channels(asked: Asked) -> Iterator[Sequence[Channel] | None]:
+    from drivetrain.doctor.channels import Here, over_ssh
+    from drivetrain.doctor.meeting import meeting, num_members
+    from drivetrain.launch.targets.hosts_file import read_hosts
+
+    if asked.meet is not None:
+        with meeting(Path(asked.meet), num_members(asked.members)) as met:
+            yield met
+        return
+    if asked.hosts is None:
+        channels: list[Channel] = [Here(socket.gethostname())]
+    else:
+        ssh = shlex.split(asked.ssh)
+        machines = read_hosts(Path(asked.hosts))
+        channels = [over_ssh(machine.name, ssh, sys.executable) for machine in machines]
+    try:
+        yield channels
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+def show_env() -> int:
+    """Print the report."""
+    from drivetrain.doctor.host import host_facts
+    from drivetrain.doctor.paste import paste_lines
+
+    sys.stdout.write("\n".join(paste_lines(host_facts())) + "\n")
+    return 0

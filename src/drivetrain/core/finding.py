@@ -1,0 +1,43 @@
+"""Finding: what is wrong, how it was seen, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An error keeps a run from starting or from surviving; a warning costs time or safety."""
+
+    check: str
+    severity: Severity
+    hosts: tuple[str, ...]
+    what: str
+    evidence: str
+    fix: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+def together(findings: Sequence[Finding]) -> list[Finding]:
+    """What is the same on several hosts is said once, with all their names; errors come first."""
+    merged: dict[tuple[str, str, str, str], Finding] = {}
+    for finding in findings:
+        key = (finding.check, finding.what, finding.evidence, finding.fix)
+        known = merged.get(key)
+        hosts = (*known.hosts, *finding.hosts) if known else finding.hosts
+        merged[key] = Finding(
+            finding.check,
+            finding.severity,
+            tuple(dict.fromkeys(hosts)),
+            finding.what,
+            finding.evidence,
+            finding.fix,
+        )
+    return sorted(merged.values(), key=lambda finding: finding.severity != "error")

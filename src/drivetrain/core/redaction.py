@@ -1,0 +1,86 @@
+"""Taking secrets out of what people paste: by the name of a variable, and by the look of a text.
+
+Better one harmless value too many: what is taken out says so, and its name stays.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+REMOVED = "<removed>"
+
+_NAME = re.compile(
+    r"(?:^|_)(?:API|ACCESS|SECRET|PRIVATE|SIGNING|ENCRYPTION|ACCOUNT|LICENSE|SSH|MASTER)?_?KEYS?(?:_ID)?$"
+    r"|TOKEN|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|(?:^|_)PWD$|CREDENTIAL|COOKIE|(?:^|_)AUTH|AUTH$|BEARER"
+    r"|SIGNATURE|(?:^|_)(?:SAS|DSN|JWT|PAT|PIN)(?:_|$)|CONNECTION_STRING|WEBHOOK|PRIVATE",
+    re.IGNORECASE,
+)
+# The working directory is called PWD, and is no password.
+_HARMLESS_NAMES = {"PWD", "OLDPWD", "SSH_AUTH_SOCK", "TOKENIZERS_PARALLELISM"}
+# What a value looks like that is secret whatever it is called.
+_LOOKS = (
+    re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
+    ),
+    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # JSON web tokens
+    re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}\b"),  # AWS
+    re.compile(
+        r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abeoprs]-|npm_|pypi-|dop_v1_|shpat_)[\w-]{8,}"
+    ),
+    re.compile(r"\b(?:sk|pk|rk)[-_](?:[a-z]+[-_])*[\w-]{16,}"),  # OpenAI's and Stripe's manner
+    re.compile(r"\bAIza[\w-]{30,}"),  # Google
+    re.compile(r"\bya29\.[\w.-]+"),
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[\w.+/=~-]{8,}"),
+    re.compile(
+        r"(?i)(?<=[?&;])(?:sig|signature|x-amz-[a-z-]+|token|key|password|access_token)=[^&\s;]+"
+    ),
+)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")  # user:password@host
+_ASSIGNED = re.compile(
+    r"(?i)([\w.-]*(?:password|passwd|secret|token|api[-_]?key|access[-_]?key|credential)[\w.-]*)"
+    r"([\"']?\s*[=:]\s*[\"']?|\s+)([^\s\"',;&]{3,})"
+)
+_BLOB = re.compile(r"(?<![\w/.+=-])[A-Za-z0-9+/_=-]{32,}(?![\w/.+=-])")
+_BLOB_ENTROPY_BITS = 3.5
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """The same variables, secret values replaced."""
+    return {name: _value(name, text) for name, text in variables.items()}
+
+
+def _value(name: str, text: str) -> str:
+    return REMOVED if text and _is_secret_name(name) else clean_text(text)
+
+
+def is_secret(name: str, text: str = "") -> bool:
+    """Whether a variable, by its name or its value, is not to be shown."""
+    return (bool(text) and _is_secret_name(name)) or clean_text(text) != text
+
+
+def _is_secret_name(name: str) -> bool:
+    return name not in _HARMLESS_NAMES and _NAME.search(name) is not None
+
+
+def clean_text(text: str) -> str:
+    """A text with whatever looks like a secret replaced: command lines, addresses, messages."""
+    for look in _LOOKS:
+        text = look.sub(REMOVED, text)
+    text = _IN_ADDRESS.sub(REMOVED, text)
+    text = _ASSIGNED.sub(lambda match: f"{match[1]}{match[2]}{REMOVED}", text)
+    return _BLOB.sub(lambda match: REMOVED if _is_random(match[0]) else match[0], text)
+
+
+def _is_random(word: str) -> bool:
+    """Long, mixed and without a pattern: keys are, names are not."""
+    if _UUID.search(word):  # names of GPUs, of runs
+        return False
+    if not (any(c.isdigit() for c in word) and any(c.isalpha() for c in word)):
+        return False
+    counts = Counter(word)
+    entropy = -sum(n / len(word) * math.log2(n / len(word)) for n in counts.values())
+    return entropy > _BLOB_ENTROPY_BITS

@@ -1,0 +1,1 @@
+"""Is this place fit for a run? Facts are gathered on every host, judged at the desk."""

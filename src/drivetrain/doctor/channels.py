@@ -1,0 +1,174 @@
+"""How the desk speaks to an agent: through a pipe (this machine, ssh), or by files in a folder.
+
+Neither needs the network that is being examined: ssh's port is open where a run's may not be, and a
+folder that all hosts share is there under any scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from drivetrain.core.errors import EnvironmentProblem, Problem
+from drivetrain.core.files import write_whole
+from drivetrain.doctor.agent import Agent, answer
+
+_PATIENCE_S = 60.0
+_POLL_S = 0.02
+_AGENT_MODULE = "drivetrain.doctor.agent"
+AGENT = (sys.executable, "-m", _AGENT_MODULE)
+
+
+class AgentLost(EnvironmentProblem):
+    """A host could not be asked; the others can."""
+
+
+class Channel(Protocol):
+    """One agent, seen from the desk."""
+
+    name: str
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """What the agent answers; an error that names the host when it cannot."""
+        ...
+
+    def close(self) -> None:
+        """Let the agent go."""
+        ...
+
+
+class Here:
+    """An agent in this very process, for the host the desk stands on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._agent = Agent()
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """Without detours."""
+        return _unwrapped(self.name, answer(self._agent, {"call": call, "with": arguments}))
+
+    def close(self) -> None:
+        """Close its ports."""
+        self._agent.hush()
+
+
+class Pipe:
+    """An agent at the other end of a process's input and output."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.name = name
+        self._process = process
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """One line there, one line back."""
+        assert self._process.stdin is not None  # noqa: S101 - it was started with pipes
+        assert self._process.stdout is not None  # noqa: S101
+        try:
+            self._process.stdin.write(json.dumps({"call": call, "with": arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._lost() from None
+        ready = select.select([self._process.stdout], [], [], _PATIENCE_S)[0]
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            raise self._lost()
+        return _unwrapped(self.name, json.loads(line))
+
+    def _lost(self) -> AgentLost:
+        if self._process.poll() is None:
+            self._process.kill()
+        _, said = self._process.communicate()
+        last = (said or "").strip().splitlines()[-1:] or ["it said nothing"]
+        return _unreachable(self.name, last[0])
+
+    def close(self) -> None:
+        """The end of its input is the agent's end."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def over_ssh(host: str, ssh: Sequence[str], python: str) -> Pipe:
+    """Start an agent on `host`, with the same Python and PYTHONPATH as here."""
+    path = os.environ.get("PYTHONPATH")
+    words = [*(["env", f"PYTHONPATH={path}"] if path else []), python, "-m", _AGENT_MODULE]
+    # ssh hands one line to a shell there
+    command = [*ssh, host, shlex.join(words)]
+    pipe = subprocess.PIPE
+    return Pipe(host, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+
+
+class Folder:
+    """An agent that looks into a folder for what it is asked."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self._folder = folder
+        self._num_asked = 0
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """A file there, a file back."""
+        request = {"call": call, "with": arguments}
+        write_whole(self._folder / f"ask-{self._num_asked}", json.dumps(request))
+        reply = self._folder / f"answer-{self._num_asked}"
+        self._num_asked += 1
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            if reply.exists():
+                return _unwrapped(self.name, json.loads(reply.read_text(encoding="utf-8")))
+            time.sleep(_POLL_S)
+        raise _unreachable(self.name, f"no answer in {_PATIENCE_S:.0f} s")
+
+    def close(self) -> None:
+        """A last word that needs no answer."""
+        write_whole(self._folder / f"ask-{self._num_asked}", json.dumps({"call": "bye"}))
+
+
+def answer_in(folder: Path, patience_s: float) -> None:
+    """Be the agent of a Folder until told to go, or until nobody has asked for so long."""
+    agent = Agent()
+    number, deadline = 0, time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        path = folder / f"ask-{number}"
+        if not path.exists():
+            time.sleep(_POLL_S)
+            continue
+        request = json.loads(path.read_text(encoding="utf-8"))
+        if request["call"] == "bye":
+            break
+        write_whole(folder / f"answer-{number}", json.dumps(answer(agent, request)))
+        number, deadline = number + 1, time.monotonic() + patience_s
+    agent.hush()
+
+
+def _unwrapped(name: str, reply: dict[str, Any]) -> Any:
+    if "error" in reply:
+        raise AgentLost(
+            [Problem(f"doctor on {name}", reply["error"], "see that host", has_value=False)]
+        )
+    return reply["answer"]
+
+
+def _unreachable(name: str, said: str) -> AgentLost:
+    remedy = (
+        f"try `ssh {name} python -m drivetrain env` by hand; Drivetrain must be installed there"
+    )
+    return AgentLost(
+        [Problem(f"doctor on {name}", f"no agent answers ({said})", remedy, has_value=False)]
+    )

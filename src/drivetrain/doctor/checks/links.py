@@ -1,0 +1,205 @@
+"""Between hosts: firewalls, wrong interfaces, slow links."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from drivetrain.core.finding import Finding
+from drivetrain.doctor.facts import Dial, Examination, Expected, HostFacts, Link
+from drivetrain.doctor.network import collective_address, is_loopback
+
+# Under so much of what was promised, or of what the other links do, a link is called slow. One
+# stream of TCP does not fill a fast link, so up to so much nothing can be said against it.
+_SLOW_OF_EXPECTED, _SLOW_OF_MEDIAN = 0.5, 0.25
+_ONE_STREAM_BYTES_PER_S = 1.0e9
+_LATE_OF_EXPECTED, _LATE_OF_MEDIAN, _NOTICEABLE_S = 5.0, 10.0, 0.001
+_FEWEST_TO_COMPARE = 4
+
+
+def check(examination: Examination) -> Iterator[Finding]:
+    """Reachability first; what cannot be reached was not measured."""
+    hosts = {host.name: host for host in examination.hosts}
+    yield from _unreachable(examination.links, hosts)
+    yield from _blocked_ports(examination.links)
+    yield from _slow(examination)
+    yield from _late(examination)
+
+
+def _unreachable(links: Sequence[Link], hosts: dict[str, HostFacts]) -> Iterator[Finding]:
+    by_target: dict[tuple[str, str | None], list[Link]] = defaultdict(list)
+    for link in links:
+        tried = [dial for dial in link.dials if dial.purpose == "collective"]
+        host = hosts[link.target]
+        told = collective_address(host.variables, host.own_addresses, host.interfaces)
+        reached = next((dial.address for dial in tried if dial.error is None), None)
+        # a name that points to loopback has a finding of its own
+        is_elsewhere = told is not None and not is_loopback(told) and reached != told
+        if reached is None or is_elsewhere:
+            by_target[link.target, reached].append(link)
+    for (name, reached), broken in by_target.items():
+        if reached is None:
+            yield _no_way(name, broken)
+        else:
+            yield _wrong_interface(hosts[name], reached, broken)
+
+
+def _no_way(target: str, broken: Sequence[Link]) -> Finding:
+    sources = tuple(link.source for link in broken)
+    dials = [dial for dial in broken[0].dials if dial.purpose == "collective"]
+    tried = "; ".join(f"{d.address}:{d.port} {_said(d)}" for d in dials) or "it has no address"
+    return Finding(
+        "links",
+        "error",
+        (target,),
+        f"cannot be reached from {_list(sources)} on the ports collectives use",
+        tried,
+        f"allow TCP ports 1024–65535 to {target} from the other hosts (gloo and NCCL choose any),"
+        " in its firewall and in the cloud's security group",
+    )
+
+
+def _wrong_interface(host: HostFacts, reached: str, broken: Sequence[Link]) -> Finding:
+    told = collective_address(host.variables, host.own_addresses, host.interfaces)
+    names = {each.address: each.name for each in host.interfaces}
+    variable = host.variables.get("GLOO_SOCKET_IFNAME")
+    because = f"GLOO_SOCKET_IFNAME={variable}" if variable else f"{host.name} → {told}"
+    good = names.get(reached, "the interface with that address")
+    return Finding(
+        "interface",
+        "error",
+        (host.name,),
+        f"its ranks would tell the others to connect to {told} ({names.get(str(told), 'nobody')}),"
+        f" where {_list([link.source for link in broken])} cannot reach it",
+        f"{because}; {reached} ({good}) answers",
+        f"export GLOO_SOCKET_IFNAME={good} NCCL_SOCKET_IFNAME={good} on {host.name}",
+    )
+
+
+def _blocked_ports(links: Sequence[Link]) -> Iterator[Finding]:
+    blocked: dict[tuple[str, int], list[tuple[Link, Dial]]] = defaultdict(list)
+    # where no port at all gets through, that has been said
+    for link in (each for each in links if any(dial.error is None for dial in each.dials)):
+        for dial in link.dials:
+            if dial.purpose == "port" and dial.error is not None:
+                blocked[link.target, dial.port].append((link, dial))
+    for (target, port), cases in blocked.items():
+        sources = [link.source for link, _ in cases]
+        link, dial = cases[0]
+        other = next((d for d in link.dials if d.error is None), None)
+        beside = f", port {other.port} answers" if other else ""
+        yield Finding(
+            "links",
+            "error",
+            (target,),
+            f"port {port} is blocked from {_list(sources)}",
+            f"{dial.address}:{port} {_said(dial)} although a server listens there{beside}",
+            f"allow TCP port {port} to {target} (`iptables -S INPUT` on {target} shows the rule),"
+            " or let the run meet at another port",
+        )
+
+
+def _said(dial: Dial) -> str:
+    words = {"silent": "does not answer (packets are dropped)", "refused": "is refused"}
+    return "answers" if dial.error is None else words.get(dial.error, dial.error)
+
+
+def doubtful(links: Sequence[Link], expected: Expected) -> set[tuple[str, str]]:
+    """Links that look slow or late; worth a second look, for a busy host can make them so."""
+    return set(_slow_links(links, expected)[0]) | set(_late_links(links, expected)[0])
+
+
+def _slow_links(
+    links: Sequence[Link], expected: Expected
+) -> tuple[dict[tuple[str, str], float], str]:
+    """Rates of those under the least that is acceptable, and what they were held against."""
+    usual = _usual([link.bytes_per_s for link in links])
+    if expected.bytes_per_s is not None:
+        least = min(expected.bytes_per_s, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_EXPECTED
+        against = f"{_gbit(expected.bytes_per_s)} expected"
+    elif usual is not None:
+        least = min(usual, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_MEDIAN
+        against = f"{_gbit(usual)} on the middle one of all links"
+    else:
+        return {}, ""
+    rates = {(link.source, link.target): link.bytes_per_s for link in links}
+    return {
+        pair: rate for pair, rate in rates.items() if rate is not None and rate < least
+    }, against
+
+
+def _late_links(
+    links: Sequence[Link], expected: Expected
+) -> tuple[dict[tuple[str, str], float], str]:
+    """The same for the time a message takes."""
+    usual = _usual([link.latency_s for link in links])
+    if expected.latency_s is not None:
+        most = expected.latency_s * _LATE_OF_EXPECTED
+        against = f"{expected.latency_s * 1e6:.0f} µs expected"
+    elif usual is not None:
+        most, against = usual * _LATE_OF_MEDIAN, f"{usual * 1e6:.0f} µs on the middle one"
+    else:
+        return {}, ""
+    most = max(most, _NOTICEABLE_S)
+    delays = {(link.source, link.target): link.latency_s for link in links}
+    return {pair: delay for pair, delay in delays.items() if delay and delay > most}, against
+
+
+def _slow(examination: Examination) -> Iterator[Finding]:
+    slow, against = _slow_links(examination.links, examination.expected)
+    for host, sends, others in by_culprit(list(slow)):
+        rates = [slow[(host, other) if sends else (other, host)] for other in others]
+        yield Finding(
+            "bandwidth",
+            "warning",
+            (host,),
+            f"what it {'sends to' if sends else 'gets from'} {_list(others)} is slow,"
+            " and every collective goes at the pace of the slowest link",
+            f"{_gbit(min(rates))} measured, {against}",
+            f"see `ethtool` (speed, errors), cable and switch port of {host}, or traffic"
+            " beside the run; else leave the host out",
+        )
+
+
+def _late(examination: Examination) -> Iterator[Finding]:
+    late, against = _late_links(examination.links, examination.expected)
+    for host, sends, others in by_culprit(list(late)):
+        delays = [late[(host, other) if sends else (other, host)] for other in others]
+        yield Finding(
+            "latency",
+            "warning",
+            (host,),
+            f"the way {'to' if sends else 'from'} {_list(others)} takes long",
+            f"{max(delays) * 1e6:.0f} µs measured, {against}",
+            "see whether all are in the same network, zone and placement group",
+        )
+
+
+def by_culprit(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, bool, list[str]]]:
+    """Bad links by the host that most of them have in common: it, whether it sends, its peers."""
+    left = list(pairs)
+    while left:
+        sending = Counter(source for source, _ in left)
+        getting = Counter(target for _, target in left)
+        (sender, num_sent), (getter, num_got) = (c.most_common(1)[0] for c in (sending, getting))
+        if num_sent >= num_got:
+            yield sender, True, [target for source, target in left if source == sender]
+            left = [pair for pair in left if pair[0] != sender]
+        else:
+            yield getter, False, [source for source, target in left if target == getter]
+            left = [pair for pair in left if pair[1] != getter]
+
+
+def _usual(measured: Sequence[float | None]) -> float | None:
+    values = [value for value in measured if value is not None]
+    return median(values) if len(values) >= _FEWEST_TO_COMPARE else None
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e9:.2f} Gbit/s"
+
+
+def _list(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,214 @@
+"""Asking every host, and every pair of them: from channels to an Examination."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from drivetrain.core.errors import EnvironmentProblem
+from drivetrain.core.finding import Finding
+from drivetrain.doctor.channels import AgentLost, Channel
+from drivetrain.doctor.checks.links import doubtful
+from drivetrain.doctor.facts import (
+    Clock,
+    Dial,
+    Examination,
+    Expected,
+    HostFacts,
+    Link,
+    Timeouts,
+)
+from drivetrain.doctor.network import collective_address, is_loopback
+from drivetrain.doctor.pairs import rounds
+
+_ANY_PORT = 0
+_NUM_CLOCK_READINGS = 5
+_MOST_AT_ONCE = 64
+_NUM_SECOND_LOOKS = 2
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the run will use, and so what is examined."""
+
+    ports: tuple[int, ...] = ()
+    run_dir: str | None = None
+    store: str | None = None
+    target: str | None = None
+    expected: Expected = field(default_factory=Expected)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @property
+    def places(self) -> list[str]:
+        """Where the run will write."""
+        return [place for place in (self.run_dir, self.store) if place]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A host that answered, its agent, and the port opened for each one asked for."""
+
+    channel: Channel
+    facts: HostFacts
+    opened: dict[int, int] = field(default_factory=dict)
+
+
+def examine(
+    channels: Sequence[Channel], question: Question, say: Callable[[str], None] = lambda _: None
+) -> tuple[Examination, list[Finding]]:
+    """Everything there is to find out, and the hosts that could not be asked."""
+    say(f"asking {len(channels)} host{'s' * (len(channels) > 1)}")
+    ports, places = list(question.ports), question.places
+    answers = _side_by_side(channels, lambda c: _facts(c, ports, places))
+    lost = [answer for answer in answers if isinstance(answer, Finding)]
+    members = [answer for answer in answers if isinstance(answer, Member)]
+    clocks = tuple(_clock(member) for member in members) if len(members) > 1 else ()
+    links = _links(members, question, say) if len(members) > 1 else ()
+    examination = Examination(
+        hosts=tuple(member.facts for member in members),
+        links=links,
+        clocks=clocks,
+        expected=question.expected,
+        timeouts=question.timeouts,
+        target=question.target,
+        sees_token=_shared(members, question.run_dir),
+    )
+    return examination, lost
+
+
+def _facts(channel: Channel, ports: list[int], places: list[str]) -> Member | Finding:
+    try:
+        answer = channel.ask("facts", ports=ports, places=places)
+    except AgentLost as error:
+        problem = error.problems[0]
+        return Finding(
+            "reach", "error", (channel.name,), "cannot be examined", problem.rule, problem.remedy
+        )
+    return Member(channel, TypeAdapter(HostFacts).validate_python(answer))
+
+
+def _clock(member: Member) -> Clock:
+    """The reading with the shortest way there and back is the surest."""
+    best = Clock(member.facts.name, 0.0, float("inf"))
+    for _ in range(_NUM_CLOCK_READINGS):
+        before = time.time()
+        theirs = float(member.channel.ask("clock"))
+        after = time.time()
+        if (after - before) / 2 < best.uncertainty_s:
+            best = Clock(member.facts.name, theirs - (before + after) / 2, (after - before) / 2)
+    return best
+
+
+def _links(
+    members: Sequence[Member], question: Question, say: Callable[[str], None]
+) -> tuple[Link, ...]:
+    listening = _side_by_side(members, lambda member: _listen(member, list(question.ports)))
+    found: list[Link] = []
+    try:
+        plan = rounds(listening)
+        for number, pairs in enumerate(plan, start=1):
+            say(f"trying the ways between hosts, round {number} of {len(plan)}")
+            found += [link for links in _side_by_side(pairs, _both_ways) for link in links]
+        found = _looked_at_twice(found, members, question.expected)
+    finally:
+        _side_by_side(members, lambda member: member.channel.ask("hush"))
+    return tuple(sorted(found, key=lambda link: (link.source, link.target)))
+
+
+def _looked_at_twice(
+    links: Sequence[Link], members: Sequence[Member], expected: Expected
+) -> list[Link]:
+    """What looks slow is measured again, alone; a host busy for a moment is no slow link."""
+    again = doubtful(links, expected)
+    by_name = {member.facts.name: member for member in members}
+    return [
+        _measured_again(link, by_name[link.source]) if (link.source, link.target) in again else link
+        for link in links
+    ]
+
+
+def _measured_again(link: Link, source: Member) -> Link:
+    reached = next(d for d in link.dials if d.purpose == "collective" and d.error is None)
+    best = link
+    for _ in range(_NUM_SECOND_LOOKS):
+        new = source.channel.ask("measure", address=reached.address, port=reached.port)
+        best = replace(
+            best,
+            latency_s=min(best.latency_s or math.inf, new["latency_s"] or math.inf),
+            bytes_per_s=max(best.bytes_per_s or 0.0, new["bytes_per_s"] or 0.0),
+        )
+    return best
+
+
+def _listen(member: Member, ports: list[int]) -> Member:
+    opened = member.channel.ask("listen", ports=[*ports, _ANY_PORT])
+    return Member(member.channel, member.facts, {int(p): o for p, o in opened.items()})
+
+
+def _both_ways(pair: tuple[Member, Member]) -> list[Link]:
+    # one after the other: they share the wire
+    return [_link(*pair), _link(*reversed(pair))]
+
+
+def _link(source: Member, target: Member) -> Link:
+    ask = source.channel.ask
+    resolved = tuple(ask("resolve", name=target.facts.name))
+    dials: list[Dial] = []
+
+    def dial(purpose: str, address: str, port: int) -> bool:
+        dials.append(Dial(**ask("dial", purpose=purpose, address=address, port=port)))
+        return dials[-1].error is None
+
+    free_port = target.opened[_ANY_PORT]
+    addresses = _addresses(target.facts, resolved)
+    reached = next((a for a in addresses if dial("collective", a, free_port)), None)
+    # where nothing answers, the ports are tried all the same: a firewall may let just them through
+    for port, opened in target.opened.items():
+        if port != _ANY_PORT and addresses:
+            dial("port", reached or addresses[0], opened)
+    measured: dict[str, Any] = {}
+    if reached is not None:
+        measured = ask("measure", address=reached, port=free_port)
+    return Link(source.facts.name, target.facts.name, resolved, tuple(dials), **measured)
+
+
+def _addresses(target: HostFacts, resolved: Sequence[str]) -> list[str]:
+    """Where the target may be reached: first where its ranks will say they are."""
+    advertised = collective_address(target.variables, target.own_addresses, target.interfaces)
+    own = [interface.address for interface in target.interfaces if interface.is_up]
+    candidates = [*([advertised] if advertised else []), *resolved, *own]
+    return [a for a in dict.fromkeys(candidates) if not is_loopback(a)]
+
+
+def _shared(members: Sequence[Member], run_dir: str | None) -> dict[str, bool]:
+    """Whether each host sees a file that the first one has just written."""
+    if run_dir is None or "://" in run_dir or len(members) < 2:
+        return {}
+    name = f".drivetrain-doctor-{uuid.uuid4().hex[:8]}"
+    first, *others = members
+    try:
+        folder = first.channel.ask("leave", folder=run_dir, name=name)
+    except EnvironmentProblem:  # it cannot be written to at all, which the storage check says
+        return {}
+    try:
+        seen = _side_by_side(
+            others, lambda member: bool(member.channel.ask("sees", folder=folder, name=name))
+        )
+    finally:
+        first.channel.ask("clear", folder=folder, name=name)
+    return {member.facts.name: is_seen for member, is_seen in zip(others, seen, strict=True)}
+
+
+def _side_by_side(items: Sequence[Item], act: Callable[[Item], Answer]) -> list[Answer]:
+    with ThreadPoolExecutor(max_workers=max(1, min(_MOST_AT_ONCE, len(items)))) as pool:
+        return list(pool.map(act, items))

@@ -1,0 +1,95 @@
+"""From the words of `drivetrain train` to what has to be examined for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.config.keys import flatten
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.doctor.facts import Timeouts
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command line, as far as the doctor reads it: flags by name, and config values by key."""
+
+    flags: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def read_words(words: Sequence[str]) -> Words:
+    """Flags with values and `key=value`; all else is the script's affair."""
+    flags: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, has_value, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+            if not has_value and queue and not queue[0].startswith("-"):
+                value = queue[0]
+            flags[name] = value
+            if name == "--config":
+                values = {**_config(value), **values}
+        elif has_value:
+            values[name] = yaml.safe_load(value)
+    return Words(flags, values)
+
+
+def _config(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        remedy = "give the path of a YAML file"
+        raise ConfigError([Problem("--config", "cannot be read", remedy, path)]) from None
+    return dict(flatten(content or {}))
+
+
+def timeouts_of(words: Words, target_grace_s: float | None = None) -> Timeouts:
+    """Those that were given, the rest as they are by default."""
+    usual = Timeouts()
+    return Timeouts(
+        collective_s=_seconds("parallel.timeout_s", words.values, usual.collective_s),
+        stall_s=_seconds("--stall-timeout", words.flags, usual.stall_s),
+        slow_s=_seconds("--slow-timeout", words.flags, usual.slow_s),
+        grace_s=_seconds("--grace-period", words.flags, usual.grace_s),
+        keep_alive_s=_keep_alive(words),
+        target_grace_s=target_grace_s,
+    )
+
+
+def _keep_alive(words: Words) -> float | None:
+    pairs = (part.partition("=") for part in words.flags.get("--rdzv-conf", "").split(","))
+    given = {name.strip(): value for name, _, value in pairs}
+    if not {"keep_alive_interval", "keep_alive_max_attempt"} & set(given):
+        return None
+    interval = _seconds("keep_alive_interval", given, 5.0)  # torch's own defaults
+    return interval * _seconds("keep_alive_max_attempt", given, 3.0)
+
+
+def ports_of(words: Words, ports: Sequence[int]) -> tuple[int, ...]:
+    """Those named to the doctor, and those the run was told to meet at."""
+    named = [words.flags.get("--rdzv-endpoint", "").rpartition(":")[2]]
+    named += [words.flags.get("--master-port", "")]
+    found = [*ports, *(int(port) for port in named if port.isdigit() and int(port))]
+    for port in found:
+        if not 0 < port < 65536:
+            raise ConfigError([Problem("--port", "no such port", "use 1 to 65535", port)])
+    return tuple(dict.fromkeys(found))
+
+
+def _seconds(name: str, among: dict[str, Any], usual: float) -> float:
+    value = among.get(name)
+    if value is None:
+        return usual
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        problem = Problem(name, "must be a number of seconds", "for example 60", value)
+        raise ConfigError([problem]) from None

@@ -1,0 +1,218 @@
+"""The objects of each kind, as Kubernetes reads them. Pure; golden files show them whole."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from drivetrain.launch.job import Job
+from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
+from drivetrain.launch.targets.kubernetes.options import Options
+from drivetrain.launch.targets.kubernetes.pod import CONTAINER, MEET_PORT, labels, pod_spec
+
+Manifest = dict[str, Any]
+
+# Exit codes of `drivetrain train` that the same pod started again would only repeat.
+_HOPELESS = (2, 3, 4, 6, 7)
+_RESUME = 75
+# Finished objects stay for a day, to be looked at.
+_KEEP_S = 86_400
+# Ray's own ports and logs; the head schedules, it does not train.
+_HEAD = {"cpu": "2", "memory": "8Gi"}
+
+
+def objects(job: Job, options: Options) -> list[Manifest]:
+    """What is to be created, in this order."""
+    return _KINDS[options.kind](job, options)
+
+
+def _job(job: Job, options: Options) -> list[Manifest]:
+    name = object_name(job)
+    spec = _job_spec(job, options)
+    spec["ttlSecondsAfterFinished"] = _KEEP_S
+    # pods are found as NAME-INDEX.NAME
+    spec["template"]["spec"]["subdomain"] = name
+    body = {"apiVersion": "batch/v1", "kind": "Job", **_queued(job, options), "spec": spec}
+    return [_service(job, options), body]
+
+
+def _service(job: Job, options: Options) -> Manifest:
+    selector = {"app.kubernetes.io/instance": object_name(job)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        **_metadata(job, options),
+        "spec": {
+            "clusterIP": "None",
+            # peers must be found before all of them are ready
+            "publishNotReadyAddresses": True,
+            "selector": selector,
+            "ports": [{"name": "meet", "port": MEET_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _jobset(job: Job, options: Options) -> list[Manifest]:
+    body = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        **_queued(job, options),
+        "spec": {**_jobset_spec(job, options), "ttlSecondsAfterFinished": _KEEP_S},
+    }
+    return [body]
+
+
+def _jobset_spec(job: Job, options: Options) -> Manifest:
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All"},
+        "failurePolicy": {
+            "maxRestarts": options.max_retries,
+            "rules": [
+                {
+                    "name": "hopeless",
+                    "action": "FailJobSet",
+                    "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+                }
+            ],
+        },
+        "replicatedJobs": [
+            {
+                "name": "node",
+                "replicas": 1,
+                "template": {"spec": _job_spec(job, options)},
+            }
+        ],
+    }
+
+
+def _trainjob(job: Job, options: Options) -> list[Manifest]:
+    """A runtime of the run's own, since a shared one would not know its volumes and policies."""
+    name = object_name(job)
+    template = _jobset_spec(job, options)
+    replicated = template["replicatedJobs"][0]
+    step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    replicated["template"] = {"metadata": {"labels": step}, **replicated["template"]}
+    # the operator sets both from numNodes
+    for key in ("parallelism", "completions"):
+        del replicated["template"]["spec"][key]
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        **_metadata(job, options, {"trainer.kubeflow.org/framework": "torch"}),
+        "spec": {"mlPolicy": {"numNodes": job.num_nodes}, "template": {"spec": template}},
+    }
+    spec: Manifest = {
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "TrainingRuntime",
+            "name": name,
+        },
+        "trainer": {"numNodes": job.num_nodes},
+    }
+    body = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        **_queued(job, options),
+        "spec": spec,
+    }
+    return [runtime, body]
+
+
+def _rayjob(job: Job, options: Options) -> list[Manifest]:
+    """The script is the driver: Ray Train's workers in it find their place by themselves."""
+    inside = in_pods(job, options)
+    python = ["python", "-m", job.script] if job.is_module else ["python", job.script]
+    worker = _ray_template(job, options)
+    head = _ray_template(job, options)
+    head["spec"]["containers"][0]["resources"] = {"requests": dict(_HEAD), "limits": dict(_HEAD)}
+    spec: Manifest = {
+        "entrypoint": shlex.join([*python, *job.script_args]),
+        "submissionMode": "K8sJobMode",
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": 300,
+        "backoffLimit": options.max_retries,
+        "runtimeEnvYAML": f"env_vars:\n  DRIVETRAIN_RUN_DIR: {inside.run_dir}\n",
+        "rayClusterSpec": {
+            # GPUs are for the workers
+            "headGroupSpec": {"rayStartParams": {"num-gpus": "0"}, "template": head},
+            "workerGroupSpecs": [
+                {
+                    "groupName": "node",
+                    "replicas": job.num_nodes,
+                    "minReplicas": job.num_nodes,
+                    "maxReplicas": job.max_nodes,
+                    "rayStartParams": {},
+                    "template": worker,
+                }
+            ],
+        },
+    }
+    if job.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = job.time_limit_s
+    body = {"apiVersion": "ray.io/v1", "kind": "RayJob", **_queued(job, options), "spec": spec}
+    return [body]
+
+
+def _ray_template(job: Job, options: Options) -> Manifest:
+    spec = pod_spec(job, options)
+    # KubeRay starts Ray in it, and looks after it by itself
+    del spec["restartPolicy"]
+    for key in ("command", "args"):
+        del spec["containers"][0][key]
+    return {"metadata": {"labels": labels(job)}, "spec": spec}
+
+
+def _job_spec(job: Job, options: Options) -> Manifest:
+    spec: Manifest = {
+        "parallelism": job.num_nodes,
+        "completions": job.num_nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": options.max_retries,
+        "podFailurePolicy": {"rules": _failure_rules()},
+        # a pod that is still saving is not yet replaced: two would write to one run
+        "podReplacementPolicy": "Failed",
+        "template": {"metadata": {"labels": labels(job)}, "spec": pod_spec(job, options)},
+    }
+    if job.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = job.time_limit_s
+    return spec
+
+
+def _failure_rules() -> list[Manifest]:
+    def codes(values: tuple[int, ...]) -> Manifest:
+        return {"containerName": CONTAINER, "operator": "In", "values": list(values)}
+
+    return [
+        {"action": "Ignore", "onExitCodes": codes((_RESUME,))},
+        {"action": "FailJob", "onExitCodes": codes(_HOPELESS)},
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+    ]
+
+
+def _metadata(job: Job, options: Options, more: dict[str, str] | None = None) -> Manifest:
+    return {
+        "metadata": {
+            "name": object_name(job),
+            "namespace": options.namespace,
+            "labels": {**labels(job), **(more or {})},
+        }
+    }
+
+
+def _queued(job: Job, options: Options) -> Manifest:
+    """Kueue admits the outermost object; a label on its pods would have it admit them again."""
+    queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else None
+    return _metadata(job, options, queue)
+
+
+_KINDS: dict[str, Callable[[Job, Options], list[Manifest]]] = {
+    "job": _job,
+    "jobset": _jobset,
+    "trainjob": _trainjob,
+    "rayjob": _rayjob,
+}

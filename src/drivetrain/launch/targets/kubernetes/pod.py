@@ -1,0 +1,161 @@
+"""The pod of one node: what runs in it, what it gets, and what it may do. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.launch.job import Job
+from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
+from drivetrain.launch.targets.kubernetes.options import Options
+
+Manifest = dict[str, Any]
+
+CONTAINER = "node"
+MEET_PORT = 29400
+_SHM = "/dev/shm"  # noqa: S108 - the mount point itself
+# From the end of saving to the end of the container.
+_MARGIN_S = 30
+
+
+def labels(job: Job) -> dict[str, str]:
+    """By which everything of a run is found."""
+    return {
+        "app.kubernetes.io/name": "drivetrain",
+        "app.kubernetes.io/instance": object_name(job),
+        "app.kubernetes.io/managed-by": "drivetrain",
+    }
+
+
+def pod_spec(job: Job, options: Options) -> Manifest:
+    """Everything but the command is the same for each kind."""
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_seconds(job),
+        # nothing in a pod speaks to the API
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": options.run_as_user,
+            "runAsGroup": options.run_as_user,
+            "fsGroup": options.run_as_user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container(job, options)],
+        "volumes": _volumes(options),
+    }
+    if options.service_account:
+        spec["serviceAccountName"] = options.service_account
+    if options.priority_class:
+        spec["priorityClassName"] = options.priority_class
+    if options.pull_secret:
+        spec["imagePullSecrets"] = [{"name": options.pull_secret}]
+    if options.node_selector:
+        spec["nodeSelector"] = dict(_pair(text) for text in options.node_selector)
+    if options.toleration:
+        spec["tolerations"] = [toleration(text) for text in options.toleration]
+    return spec
+
+
+def grace_seconds(job: Job) -> int:
+    """Longer than the run may take to save."""
+    return int(job.grace_s) + _MARGIN_S
+
+
+def container(job: Job, options: Options) -> Manifest:
+    """One node's supervisor; its ranks are its children."""
+    words = in_pods(job, options).node_words(*_meeting(job, options))
+    made: Manifest = {
+        "name": CONTAINER,
+        "image": options.image,
+        "command": ["drivetrain", "train"],
+        "args": [escaped(word) for word in words],
+        "env": environment(job),
+        "resources": resources(job, options),
+        "securityContext": _rights(options),
+        "volumeMounts": _mounts(options),
+    }
+    # the address of the pod itself, which no user can know
+    made["args"].insert(0, "--local-addr=$(POD_IP)")
+    if options.workdir:
+        made["workingDir"] = options.workdir
+    if options.secret:
+        made["envFrom"] = [{"secretRef": {"name": name}} for name in options.secret]
+    return made
+
+
+def _meeting(job: Job, options: Options) -> tuple[str, ...]:
+    """In the run's directory, where there is one; else at the first pod, by its name."""
+    if options.claim or job.num_nodes == 1:
+        return ()
+    name = object_name(job)
+    first = (
+        f"{name}-node-0-0.{name}" if options.kind in ("jobset", "trainjob") else f"{name}-0.{name}"
+    )
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{MEET_PORT}", f"--rdzv-id={name}")
+
+
+def escaped(word: str) -> str:
+    """Kubernetes expands $(NAME) in arguments; a user's own is meant as it stands."""
+    return word.replace("$(", "$$(")
+
+
+def environment(job: Job) -> list[Manifest]:
+    """The pod's address, the job's variables; secrets come by reference only."""
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    given = [{"name": name, "value": escaped(value)} for name, value in job.environment]
+    # a home that any user id can write to, for the caches of libraries
+    home = {"name": "HOME", "value": "/tmp"}  # noqa: S108
+    return [address, {"name": "PYTHONUNBUFFERED", "value": "1"}, home, *given]
+
+
+def resources(job: Job, options: Options) -> Manifest:
+    """Requests are limits: a node that trains is not to be shared."""
+    amounts: dict[str, str] = {}
+    if options.cpus:
+        amounts["cpu"] = options.cpus
+    if options.memory:
+        amounts["memory"] = options.memory
+    if job.gpus_per_node:
+        amounts[options.gpu_resource] = str(job.gpus_per_node)
+    amounts.update(_pair(text) for text in options.resource)
+    return {"requests": amounts, "limits": dict(amounts)} if amounts else {}
+
+
+def _rights(options: Options) -> Manifest:
+    capabilities: Manifest = {"drop": ["ALL"]}
+    if options.rdma:
+        capabilities["add"] = ["IPC_LOCK"]
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+
+
+def _volumes(options: Options) -> list[Manifest]:
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm}}
+    runs: Manifest = {"name": "runs", "emptyDir": {}}
+    if options.claim:
+        runs = {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}
+    return [shm, runs]
+
+
+def _mounts(options: Options) -> list[Manifest]:
+    return [
+        {"name": "shm", "mountPath": _SHM},
+        {"name": "runs", "mountPath": options.mount_path},
+    ]
+
+
+def toleration(text: str) -> Manifest:
+    """KEY[=VALUE][:EFFECT], as kubectl writes taints."""
+    rest, _, effect = text.partition(":")
+    key, has_value, value = rest.partition("=")
+    made: Manifest = {"key": key, "operator": "Equal" if has_value else "Exists"}
+    if has_value:
+        made["value"] = value
+    if effect:
+        made["effect"] = effect
+    return made
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key, value

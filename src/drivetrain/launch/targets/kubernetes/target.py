@@ -1,0 +1,72 @@
+"""The target: options in, a manifest out; the API is spoken to by `client.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import yaml
+
+from drivetrain.core.errors import Problem
+from drivetrain.launch.job import Job
+from drivetrain.launch.target import Rendered, Status
+from drivetrain.launch.targets.kubernetes import rules
+from drivetrain.launch.targets.kubernetes.manifests import Manifest, objects
+from drivetrain.launch.targets.kubernetes.names import object_name
+from drivetrain.launch.targets.kubernetes.options import Options
+
+if TYPE_CHECKING:
+    from drivetrain.launch.targets.kubernetes.client import Client
+
+_FILE = "job.yaml"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Without anchors: the same labels in two places are written twice, as people do."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        return True
+
+
+@dataclass(frozen=True)
+class Kubernetes(Options):
+    """A run as a Job, JobSet, TrainJob or RayJob."""
+
+    name: ClassVar[str] = "kubernetes"
+
+    def problems(self, job: Job) -> list[Problem]:
+        """What is wrong with what was said."""
+        return rules.problems(job, self)
+
+    def render(self, job: Job) -> Rendered:
+        """The manifest, as `kubectl apply` would take it."""
+        documents = (_text(each) for each in objects(job, self))
+        command = ("kubectl", "apply", "--filename", _FILE)
+        return Rendered(_FILE, "---\n".join(documents), command)
+
+    def submit(self, job: Job, rendered: Rendered) -> str:
+        """Create the objects; those of an earlier life of the same run make way."""
+        self._client().create([*yaml.safe_load_all(rendered.text)])
+        return f"{self.kind}/{object_name(job)}"
+
+    def poll(self, job: Job, job_id: str) -> Status:  # noqa: ARG002 - the name says it all
+        """By the object's conditions, its pods and their events."""
+        return self._client().status(self.kind, object_name(job))
+
+    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:  # noqa: ARG002
+        """Of the first node, where rank 0 speaks."""
+        return self._client().logs(object_name(job), follow=follow)
+
+    def stop(self, job: Job, job_id: str) -> None:  # noqa: ARG002
+        """Delete the objects: pods get SIGTERM, and time to save."""
+        self._client().delete(objects(job, self))
+
+    def _client(self) -> Client:
+        from drivetrain.launch.targets.kubernetes.client import connect
+
+        return connect(self.namespace, self.context)
+
+
+def _text(document: Manifest) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100)
