@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from drivetrain.bench import campaign
+from drivetrain.bench.ray import run_ray
 from drivetrain.bench.recovery import run_recovery
 from drivetrain.bench.scale import run_scale
 from drivetrain.bench.slow_link import run_slow_link
@@ -26,6 +27,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "recovery": lambda folder, rounds, _: run_recovery(folder, rounds),
         "supervision": lambda folder, rounds, _: run_supervision(folder, rounds),
         "scale": lambda folder, _, __: run_scale(folder),
+        "ray": lambda folder, rounds, _: run_ray(folder, rounds),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }
     folder = Path(output or f"bench-{name}")
