@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import os
 import pickle
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from drivetrain.launch.targets.ray.failures import (
     end_of,
     in_words,
 )
-from drivetrain.launch.targets.ray.jobs import connect, status_of
+from drivetrain.launch.targets.ray.jobs import status_of
 from drivetrain.record.stop_request import StopRequest, ask_to_stop
 from drivetrain.supervise.policy import Kind
 
@@ -109,11 +111,22 @@ def test_a_good_request_has_no_problem(tmp_path: Path, monkeypatch: pytest.Monke
     assert request.target.problems(request.job) == []
 
 
-def test_nobody_there_is_said_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:2")  # the flag wins over it
-    with pytest.raises(EnvironmentProblem, match="--address = http://127.0.0.1:1: no Ray job"):
-        connect("http://127.0.0.1:1")
+@pytest.mark.slow
+def test_nobody_there_is_said_with_the_address(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install drivetrain[ray]")
+    (tmp_path / "train.py").write_text("")
+    command = ["train", "--on=ray", "--address=http://127.0.0.1:1", "--run-dir=run", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "drivetrain", *command],
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": "http://127.0.0.1:2"},  # the flag wins over it
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == EnvironmentProblem.exit_code
+    assert "--address = http://127.0.0.1:1: no Ray job server answers there" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,8 @@ def _watching(stop_file: Path) -> Iterator[None]:
 
     def look() -> None:
         while not is_over.wait(_LOOK_EVERY_S):
-            if stop_file.exists():
+            if stop_file.exists():  # again each time: the run may only be about to listen
                 ask_to_stop("drivetrain stop")
-                return
 
     threading.Thread(target=look, name="drivetrain-stop", daemon=True).start()
     try:
