@@ -7,6 +7,7 @@ TORCH  ?= torch==2.13.0
 .PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants verdicts horovod clean
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants faults horovod clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod ray clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -43,6 +44,9 @@ horovod:                          ## Horovod for this torch, built once (ten min
 	deploy/horovod/build.sh $(BIN)/python build/horovod
 	$(BIN)/python -m pip install --quiet build/horovod/horovod-*.whl
 
+ray:                              ## everything on real Ray clusters: crashed hosts, elastic, the Jobs API (needs root)
+	$(BIN)/pytest tests/ray
+
 drills:                           ## the first 20 drills of the campaign, as CI runs them
 	rm -rf build/drills
 	$(BIN)/drivetrain drill --campaign 20 --output build/drills
@@ -75,6 +79,7 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench scale --output benchmarks/results/scale
 	$(BIN)/drivetrain bench reading --output benchmarks/results/reading
 	$(BIN)/drivetrain bench slow-link --output benchmarks/results/slow-link
+	$(BIN)/drivetrain bench ray --output benchmarks/results/ray
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity

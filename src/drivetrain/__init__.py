@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from drivetrain.train.horovod_door import HorovodTrainer
     from drivetrain.train.keep_loop import KeptLoop, prepare
     from drivetrain.train.presets import DistributedConfig, PyTorchDDPTrainer
+    from drivetrain.train.ray_door import RayTrainer
     from drivetrain.train.task import Task, Total
     from drivetrain.train.trainer import Trainer
 
@@ -30,6 +31,7 @@ _HOMES = {
     "HorovodTrainer": "drivetrain.train.horovod_door",
     "KeptLoop": "drivetrain.train.keep_loop",
     "PyTorchDDPTrainer": "drivetrain.train.presets",
+    "RayTrainer": "drivetrain.train.ray_door",
     "ResolvedConfig": "drivetrain.config",
     "RunConfig": "drivetrain.config",
     "Task": "drivetrain.train.task",
@@ -47,6 +49,7 @@ __all__ = [
     "HorovodTrainer",
     "KeptLoop",
     "PyTorchDDPTrainer",
+    "RayTrainer",
     "ResolvedConfig",
     "RunConfig",
     "Task",

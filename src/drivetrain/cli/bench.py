@@ -9,6 +9,7 @@ from rich.console import Console
 
 from drivetrain.bench import campaign
 from drivetrain.bench.reading import run_reading
+from drivetrain.bench.ray import run_ray
 from drivetrain.bench.recovery import run_recovery
 from drivetrain.bench.scale import run_scale
 from drivetrain.bench.slow_link import run_slow_link
@@ -31,6 +32,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "start": run_start,
         "scale": lambda folder, _, __: run_scale(folder),
         "reading": lambda folder, _, __: run_reading(folder),
+        "ray": lambda folder, rounds, _: run_ray(folder, rounds),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }
     folder = Path(output or f"bench-{name}")

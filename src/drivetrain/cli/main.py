@@ -80,11 +80,11 @@ def train(context: typer.Context) -> None:
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
     Exit code 75 means: saved, start the same command again to go on.
 
-    --on TARGET hands the run to slurm, hosts (over ssh) or local (this machine, in the background)
-    and returns; then jobs, logs, stop and resume take its directory:
+    --on TARGET hands the run to slurm, ray, hosts (over ssh) or local (this machine, in the
+    background) and returns; then jobs, logs, stop and resume take its directory:
 
     \b
-      --on TARGET          slurm, hosts, local; --hosts FILE alone means --on hosts
+      --on TARGET          slurm, ray, hosts, local; --hosts FILE alone means --on hosts
       --nodes N            (--nnodes) and --gpus-per-node N, --time H:MM:SS, --job-name NAME,
                            --env NAME[=VALUE], and what the target itself takes
       --dry-run            print what would be submitted
@@ -320,6 +320,14 @@ def reading(output: Output = None) -> None:
     from drivetrain.cli.bench import run
 
     run("reading", output, 1, 1)
+
+
+@bench.command(name="ray")
+def bench_ray(output: Output = None, rounds: Rounds = 8) -> None:
+    """Start-up and step time on Ray, next to Ray Train bare and our own launcher."""
+    from drivetrain.cli.bench import run
+
+    run("ray", output, rounds, 2)
 
 
 @bench.command(name="slow-link")

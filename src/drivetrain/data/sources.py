@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from drivetrain.config.schema import Data
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.ray_rows import RayRows, is_ray_dataset
 
 Collate = Callable[[list[Any]], Any]
 
@@ -61,6 +62,8 @@ class Source:
 def source_from(data: Any, config: Data, *, has_cuda: bool) -> Source:
     """Read the user's object. A DataLoader brings its own collate, workers and shuffling."""
     pin_memory = has_cuda if config.pin_memory == "auto" else config.pin_memory
+    if is_ray_dataset(data):
+        data = RayRows(data)
     if isinstance(data, DataLoader):
         dataset = data.dataset
         return Source(

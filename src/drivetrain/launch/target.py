@@ -29,6 +29,7 @@ TARGETS = {
     "slurm": "drivetrain.launch.targets.slurm:Slurm",
     "hosts": "drivetrain.launch.targets.hosts:SshHosts",
     "kubernetes": "drivetrain.launch.targets.kubernetes:Kubernetes",
+    "ray": "drivetrain.launch.targets.ray:Ray",
 }
 """Name → where it lives; imported when it is asked for."""
 

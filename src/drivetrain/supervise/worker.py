@@ -54,10 +54,10 @@ def main() -> None:
     _await_rank()
     _redirect()
     answer.stay_ready()
-    _leave(_run(words))
+    _leave(run_words(words))
 
 
-def _run(words: list[str]) -> int:
+def run_words(words: list[str]) -> int:
     """The script, to its end; its exit code."""
     try:
         if words[0] == "-m":

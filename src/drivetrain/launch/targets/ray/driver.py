@@ -1,0 +1,122 @@
+"""The driver of a job: a Ray Train script. Pure: text from values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from drivetrain.launch.job import Job
+from drivetrain.launch.targets.ray.options import Options
+
+MAX_RESTARTS = 100
+"""As `drivetrain train` has it everywhere."""
+_UNDERSTOOD = ("--max-restarts", "-m", "--module")
+
+_TEXT = '''"""{title}. By hand: RAY_ADDRESS=HEAD:6379 python job.py"""
+
+import sys
+
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from drivetrain.launch.targets.ray.ending import fit
+from drivetrain.launch.targets.ray.judge import Judge
+from drivetrain.launch.targets.ray.worker import run_script
+
+run_dir = {run_dir}
+
+trainer = TorchTrainer(
+    # each worker runs the script as it is
+    run_script,
+    train_loop_config={{
+        "words": {words},
+        "working_dir": {working_dir},
+        "run_dir": run_dir,
+    }},
+    torch_config=TorchConfig(backend={backend}),
+    scaling_config=ScalingConfig(
+{scaling}
+    ),
+    run_config=RunConfig(
+        name="ray",
+        storage_path=run_dir,
+        # Ray starts the workers again; the checkpoints in run_dir say where they go on
+        failure_config=FailureConfig(max_failures={max_failures}),
+        # and this ends a run that would only fail the same way again
+        callbacks=[Judge(run_dir, max_failures={max_failures})],
+    ),
+)
+sys.exit(fit(trainer))
+'''
+
+
+def driver_script(job: Job, options: Options) -> str:
+    """Every line of it, the same for the same job."""
+    return _TEXT.format(
+        title=f"{job.name} on Ray: {_count(job)}",
+        run_dir=_literal(job.run_dir),
+        working_dir=_literal(job.working_dir),
+        words=_literal(script_words(job)),
+        backend=_literal("cpu:gloo,cuda:nccl" if job.gpus_per_node else "gloo"),
+        scaling="".join(f"        {line},\n" for line in _scaling(job, options)).rstrip("\n"),
+        max_failures=max_failures(job),
+    )
+
+
+def script_words(job: Job) -> list[str]:
+    """The script and its arguments, as a worker runs them."""
+    return [*(["-m"] if job.is_module else []), job.script, *job.script_args]
+
+
+def max_failures(job: Job) -> int:
+    """`--max-restarts`, in Ray's words."""
+    given = [word.partition("=")[2] for word in job.flags if word.startswith("--max-restarts=")]
+    return int(given[-1]) if given and given[-1].isdigit() else MAX_RESTARTS
+
+
+def foreign_flags(job: Job) -> list[str]:
+    """Flags of `drivetrain train` that are about its own supervisor, which Ray stands in for."""
+    return [word for word in job.flags if word.partition("=")[0] not in _UNDERSTOOD]
+
+
+def num_workers(job: Job) -> int | tuple[int, int]:
+    """One per process; from the fewest to the most when the run is elastic."""
+    fewest = job.num_nodes * job.processes_per_node
+    return (fewest, job.max_nodes * job.processes_per_node) if job.is_elastic else fewest
+
+
+def _scaling(job: Job, options: Options) -> Iterator[str]:
+    yield f"num_workers={num_workers(job)!r}"
+    if job.is_elastic and options.resize_interval is not None:
+        yield f"elastic_resize_monitor_interval_s={options.resize_interval}"
+    gpus = 1 if job.gpus_per_node else 0
+    if gpus:
+        yield "use_gpu=True"
+    yield f"resources_per_worker={_literal(_plain(options.resources_per_worker(gpus)))}"
+    yield f"placement_strategy={_literal(_placement(job, options))}"
+    if options.accelerator_type is not None:
+        yield f"accelerator_type={_literal(options.accelerator_type)}"
+
+
+def _placement(job: Job, options: Options) -> str:
+    """One process per node asks for as many nodes; several per node go as close as they can."""
+    if options.placement is not None:
+        return options.placement.upper()
+    return "SPREAD" if job.max_nodes > 1 and job.processes_per_node == 1 else "PACK"
+
+
+def _plain(amounts: dict[str, float]) -> dict[str, float]:
+    return {name: int(n) if n == int(n) else n for name, n in amounts.items()}
+
+
+def _count(job: Job) -> str:
+    workers = num_workers(job)
+    if isinstance(workers, int):
+        return f"{workers} worker{'s' if workers > 1 else ''}"
+    return f"{workers[0]} to {workers[1]} workers"
+
+
+def _literal(value: Any) -> str:
+    """As Python has it, with the quotes that people write."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,60 @@
+"""Judge: Ray decides to start workers again; this says when that could not help.
+
+Ray counts failures and knows no more of them. A mistake in a config, or a step that fails three
+times in a row, would be started again until the budget is used up. The judge sits in Ray's
+controller, hears of each failure before Ray decides, and ends the run by raising, in the same way
+as the supervisor would have (supervise/policy.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.train import UserCallback
+
+from drivetrain.core.errors import DrivetrainError
+from drivetrain.launch.targets.ray.failures import as_rank_failure, end_of, in_words
+from drivetrain.record.run_directory import RunDirectory
+from drivetrain.supervise.account import Account
+from drivetrain.supervise.failure import RankFailure
+from drivetrain.supervise.policy import Budgets, End, Kind, decide
+
+
+class RunEnded(DrivetrainError):
+    """The run is over, and starting it again would not help."""
+
+
+class Judge(UserCallback):  # type: ignore[misc, unused-ignore]  # Ray's own, when it is installed
+    """Lives as long as Ray's controller does: it remembers how earlier attempts ended."""
+
+    def __init__(self, run_dir: str, max_failures: int) -> None:
+        self._run_dir = run_dir
+        self._budgets = Budgets(failures=max_failures)
+        self._history: list[End] = []
+
+    def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:  # noqa: ARG002
+        """Raise when another attempt would fail again; Ray then ends the run."""
+        failures = [as_rank_failure(rank, error) for rank, error in worker_exceptions.items()]
+        end = end_of(failures, worker_exceptions.values())
+        if end is None:  # a worker or its node is gone: Ray's own budget is all there is to say
+            self._write_down(End(Kind.FAILED, 0, by_signal=True), failures, "")
+            return
+        decision = decide(end, self._history, self._budgets)
+        self._history.append(end)
+        self._write_down(end, failures, decision.why)
+        if not decision.restart:
+            text = in_words(failures)
+            raise RunEnded(f"{text}\n\n{decision.why}" if decision.why else text)
+
+    def _write_down(self, end: End, failures: list[RankFailure], why: str) -> None:
+        """Into the attempt, where `auto` finds how often the run fails."""
+        run = RunDirectory(Path(self._run_dir))
+        attempts = run.attempts()
+        if attempts and not attempts[-1].end:
+            account = Account(end, failures, socket.gethostname(), "", why)
+            with contextlib.suppress(OSError):
+                run.end_attempt(attempts[-1].number, account.facts())

@@ -1,0 +1,80 @@
+"""What every Ray Train worker runs: the user's script, as if `drivetrain train` had started it.
+
+Ray has set torch's variables and met the other ranks; here the run's directory is added, from which
+a script that trains with Drivetrain goes on. Ray runs this in a thread, where no signal arrives: a
+file in the run's directory asks for the run to stop instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from drivetrain.launch.targets.ray.failures import ScriptFailed
+from drivetrain.record.session import RUN_DIR, SESSION, TRAINS, read_progress
+from drivetrain.record.stop_request import ask_to_stop
+from drivetrain.supervise.policy import PREEMPTED_CODE
+from drivetrain.supervise.worker import run_words
+
+STOP_FILE = "stop"
+STOPPED = "stopped"
+_LOOK_EVERY_S = 1.0
+
+
+def run_script(config: dict[str, Any]) -> str | None:
+    """The script, to its end; STOPPED when it has saved because somebody asked."""
+    session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+    errors = session / "error.json"
+    os.environ |= {
+        RUN_DIR: config["run_dir"],
+        SESSION: str(session),
+        "TORCHELASTIC_ERROR_FILE": str(errors),
+    }
+    os.chdir(config["working_dir"])
+    sys.path.insert(0, "")  # the script's folder takes this place
+    stop_file = Path(config["run_dir"]) / STOP_FILE
+    try:
+        with _watching(stop_file):
+            code = run_words(config["words"])
+        if code == 0:
+            return None
+        if code == PREEMPTED_CODE and stop_file.exists():
+            return STOPPED
+        raise _failure(code, session, errors)
+    finally:
+        shutil.rmtree(session, ignore_errors=True)
+
+
+@contextmanager
+def _watching(stop_file: Path) -> Iterator[None]:
+    """Pass on what the file asks for; rank by rank, for they agree on the step by themselves."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_LOOK_EVERY_S):
+            if stop_file.exists():  # again each time: the run may only be about to listen
+                ask_to_stop("drivetrain stop")
+
+    threading.Thread(target=look, name="drivetrain-stop", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _failure(code: int, session: Path, errors: Path) -> ScriptFailed:
+    try:
+        text = json.loads(errors.read_text())["message"]["message"]
+    except (OSError, ValueError, KeyError):
+        text = f"the script ended with exit code {code}"
+    progress = read_progress(session, int(os.environ.get("LOCAL_RANK", "0")))
+    step = 0 if progress is None else progress.step
+    return ScriptFailed(text, code, step, (session / TRAINS).exists(), os.getpid())

@@ -1,0 +1,107 @@
+"""make_ray_cluster: a real Ray cluster on test hosts, each with an address of its own.
+
+with make_hosts(2) as hosts, make_ray_cluster(hosts, tmp_path) as cluster:
+    hosts[0].run([sys.executable, "driver.py"], env=cluster.environment)
+    hosts[1].crash()
+    cluster.join(hosts[1])
+
+The first host is the head. Ray's processes end with the hosts they are on: nothing is stopped by
+name, so other clusters on the machine live on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.core.errors import DrivetrainError
+from drivetrain.testing.hosts import Host, Hosts
+
+_START_S = 600.0
+_STARTED = "Ray runtime started"
+_OBJECT_STORE_BYTES = 80_000_000
+_SETTINGS = {
+    # a crashed host is noticed in seconds; by default it takes half a minute
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # starting a cluster is much work for a busy machine
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "500",
+}
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Ray on the hosts; `folder` has its sessions and logs."""
+
+    head: Host
+    folder: Path
+    cpus_per_host: int
+    has_job_server: bool
+    environment: Mapping[str, str]
+    """For Ray's own processes and for drivers: it names the cluster."""
+
+    @property
+    def address(self) -> str:
+        """As ray.init() takes it."""
+        return f"{self.head.address}:6379"
+
+    @property
+    def job_server(self) -> str:
+        """As Ray's Jobs API takes it."""
+        return f"http://{self.head.address}:8265"
+
+    def join(self, host: Host) -> None:
+        """Start Ray on a host and wait until it says that it has."""
+        log = self.folder / f"{host.name}.log"
+        with log.open("w") as file:
+            process = host.popen(
+                self._command(host), env=self.environment, stdout=file, stderr=subprocess.STDOUT
+            )
+        deadline_s = time.monotonic() + _START_S
+        while _STARTED not in log.read_text():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise DrivetrainError(f"Ray did not start on {host.name}:\n{log.read_text()}")
+            time.sleep(0.2)
+
+    def _command(self, host: Host) -> list[str]:
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        if host is self.head:
+            ray += ["--head", "--port=6379", f"--temp-dir={self.folder}"]
+            ray += [f"--include-dashboard={self.has_job_server}", "--dashboard-host=0.0.0.0"]
+        else:
+            ray += [f"--address={self.address}"]
+        ray += [f"--num-cpus={self.cpus_per_host}", f"--node-ip-address={host.address}"]
+        return [*ray, f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+
+
+@contextmanager
+def make_ray_cluster(
+    hosts: Hosts, folder: Path, *, cpus_per_host: int = 1, has_job_server: bool = False
+) -> Iterator[RayCluster]:
+    """Ray on every host, ready for drivers; it ends with the hosts.
+
+    Args:
+        hosts: Where; the first is the head.
+        folder: For Ray's sessions. A short path: sockets lie in it.
+        cpus_per_host: What Ray may think each host has.
+        has_job_server: Whether the Jobs API answers; its dashboard is most of a cluster's weight.
+    """
+    address = {"RAY_ADDRESS": f"{hosts[0].address}:6379"}
+    variables = {**os.environ, **_SETTINGS, **address}
+    cluster = RayCluster(hosts[0], folder, cpus_per_host, has_job_server, variables)
+    try:
+        for host in hosts:
+            cluster.join(host)
+        yield cluster
+    finally:
+        for host in hosts:
+            host.crash()
