@@ -228,6 +228,61 @@ def slow_link(output: Output = None) -> None:
 
 
 @app.command()
+def plan(  # noqa: PLR0913, PLR0917 - a verb's options
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Your script, a public model (llama-3-70b, gpt2-xl …), a config.json, or "
+            "module:function that returns a Subject."
+        ),
+    ],
+    words: Annotated[list[str] | None, typer.Argument(help="The script's own words.")] = None,
+    cluster: Annotated[
+        str, typer.Option(help="A cluster.yaml, or a name and a count: h100:64, p5.48xlarge:8.")
+    ] = "cluster.yaml",
+    objective: Annotated[str, typer.Option(help="fastest, cheapest or fewest.")] = "fastest",
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples a step; default: the script's, or 2 per device.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens a sample; default: the model's longest.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16 or any; default: the script's, or bf16.")
+    ] = None,
+    strategies: Annotated[str, typer.Option(help="What may be used.")] = "ddp,fsdp,deepspeed",
+    steps: Annotated[int | None, typer.Option(help="Length of the run.")] = None,
+    deadline_h: Annotated[float | None, typer.Option("--deadline", help="In hours.")] = None,
+    budget: Annotated[float | None, typer.Option(help="In the cluster's money.")] = None,
+    top: Annotated[int, typer.Option(help="Plans to show.")] = 8,
+    as_json: AsJson = False,
+    picture: Annotated[str | None, typer.Option("--plot", help="A PNG of the best plans.")] = None,
+    output: Annotated[str | None, typer.Option(help="Where to write plan.json.")] = None,
+) -> None:
+    """Say what fits, how fast and for how much, before a device is rented.
+
+    The model is traced on fake tensors and never made. Exit code 1 when nothing fits.
+    """
+    from drivetrain.cli.plan import Asked, run
+
+    asked = Asked(
+        model,
+        tuple(words or ()),
+        cluster,
+        objective,
+        global_batch_size,
+        sequence_length,
+        precision,
+        strategies,
+        steps,
+        deadline_h,
+        budget,
+        top,
+    )
+    raise typer.Exit(run(asked, as_json=as_json, picture=picture, output=output))
+
+
+@app.command()
 def drill(
     script: Annotated[
         list[str] | None, typer.Argument(help="Your script and its words; none: the built-in one.")

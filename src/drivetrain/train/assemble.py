@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -267,3 +267,9 @@ def _first_batch(source: Source, size: int) -> Any:
     if source.length is None:
         return source.collate(list(islice(iter(source.dataset), size)))
     return source.collate([source.dataset[i] for i in range(min(size, source.length))])
+
+
+def some_batch(config: RunConfig, train: Any) -> Callable[[int], Any]:
+    """`batch(n)`: n samples of the training data, collated, for one who only wants to look."""
+    source = source_from(train, config.data, has_cuda=False)
+    return lambda size: _first_batch(source, size)
