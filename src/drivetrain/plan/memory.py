@@ -2,8 +2,8 @@
 
 A step is walked through part by part, forward and back. At each part: what earlier parts have
 saved, what the part itself has alive at its worst, gradients so far, and what the strategy holds
-beside them. The walk follows the code that runs: torch's AccumulateGrad, DDP's buckets (gradients live in
-them from the first step on), FSDP2's gathers and reductions, 1F1B's micro-batches in flight.
+beside them. The walk follows the code that runs: torch's AccumulateGrad, DDP's buckets (gradients
+live in them from the first step on), FSDP2's gathers and reductions, 1F1B's micro-batches.
 """
 
 from __future__ import annotations
