@@ -21,9 +21,9 @@ VOCABULARY, LENGTH, WIDTH, LAYERS = 1024, 128, 256, 4
 class Block(nn.Module):
     """Attention and two layers, each with a norm before and a way around."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int = 4) -> None:
         super().__init__()
-        self.heads, self.head_size = 4, width // 4
+        self.heads, self.head_size = heads, width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -50,11 +50,18 @@ class GPT(nn.Module):
         "head": "colwise_gather",
     }
 
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
+    def __init__(
+        self,
+        width: int = WIDTH,
+        layers: int = LAYERS,
+        heads: int = 4,
+        vocabulary: int = VOCABULARY,
+        length: int = LENGTH,
+    ) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits."""

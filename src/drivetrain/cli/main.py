@@ -63,6 +63,7 @@ def train(context: typer.Context) -> None:
                            default: one per GPU, or one
       --nnodes N           number of nodes (--num-nodes means the same)
       --rdzv-endpoint H:P  where several nodes meet
+      --plan auto|FILE     plan first and run the best plan; --cluster says what for
       --run-dir DIR        the run's directory; the same command again goes on from its last
                            checkpoint, and several nodes that share it meet in it
       --max-restarts N     how often to start again after a failure in training (100)
