@@ -284,6 +284,22 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
 
 
 @app.command()
+def probe(
+    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Ranks on this node.")] = 1,
+    nodes: Annotated[int, typer.Option("--nnodes", help="Nodes; run it on each.")] = 1,
+    output: Annotated[str, typer.Option(help="The file to write.")] = "cluster.yaml",
+) -> None:
+    """Measure this machine as `plan` needs to know it, and write cluster.yaml.
+
+    Products by precision and size, memory, collectives by size, storage; half a minute. On several
+    ranks at once, as they will train.
+    """
+    from drivetrain.cli.plan import probe as run
+
+    raise typer.Exit(run(ranks, nodes, output))
+
+
+@app.command()
 def drill(
     script: Annotated[
         list[str] | None, typer.Argument(help="Your script and its words; none: the built-in one.")

@@ -97,3 +97,36 @@ def question(asked: Asked, num_devices: int, config: Any) -> Any:
         deadline_s=None if asked.deadline_h is None else asked.deadline_h * 3600,
         budget=asked.budget,
     )
+
+
+def probe(ranks: int, nodes: int, output: str) -> int:
+    """Measure on real ranks, and write what was found as a cluster file."""
+    import tempfile
+
+    from rich.console import Console
+
+    from drivetrain.cluster.measured import cluster_file, to_yaml
+    from drivetrain.launch.guardian import guard
+
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "probe.json"
+        where = Path(output).resolve().parent
+        words = ["--nproc-per-node", str(ranks), "--nnodes", str(nodes), "--spares", "0"]
+        words += ["--max-restarts", "0", "-m", "drivetrain.plan.probe", str(raw), str(where)]
+        code = guard(words)
+        if code:
+            return code
+        file = cluster_file(json.loads(raw.read_text()))
+    Path(output).write_text(to_yaml(file))
+    console = Console(highlight=False, soft_wrap=True)
+    device = file.device
+    if not isinstance(device, str) and device is not None:
+        rates = ", ".join(f"{name} {rate:.3g}" for name, rate in device.peak_tflops.items())
+        console.print(f"products, Tflop/s a rank: {rates}", markup=False)
+        console.print(f"memory: {device.memory_gb_per_s:.1f} GB/s a rank", markup=False)
+    if file.inside is not None and not isinstance(file.inside, str) and ranks * nodes > 1:
+        link = file.inside
+        console.print(f"ring: {link.gb_per_s:.2f} GB/s, {link.latency_us:.0f} µs", markup=False)
+    console.print(f"storage: {file.storage_gb_per_s or 0:.2f} GB/s", markup=False)
+    console.print(f"written: {output}", markup=False)
+    return 0
