@@ -71,10 +71,10 @@ def stage_memory(
     indices = stage_parts(profile, layout.pp)[stage]
     parts = [numbers[index] for index in indices]
     is_root = [index in (0, len(numbers) - 1) for index in indices]
-    walk = _walk(candidate, parts, is_root)
+    hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, length, layout.tp)
+    walk = _walk(candidate, parts, is_root, hidden)
     in_flight = _in_flight(candidate, stage)
     waiting = (in_flight - 1) * sum(part.saved for part in parts)
-    hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, length, layout.tp)
     messages = _message_bytes(candidate, stage, hidden)
     extra = _optimizer_extra(profile, parts, candidate, on_accelerator=on_accelerator)
     moments = [*walk.forward(), *walk.backward(), walk.optimizer(extra)]
@@ -159,13 +159,13 @@ class CopiedWalk:
 
 
 def _walk(
-    candidate: Candidate, parts: Sequence[PartNumbers], is_root: Sequence[bool]
+    candidate: Candidate, parts: Sequence[PartNumbers], is_root: Sequence[bool], hidden: float
 ) -> CopiedWalk | _Sharded:
     accumulates = candidate.accumulation > 1
     if candidate.strategy == "fsdp" and candidate.num_shards > 1:
         itemsize = 1.0 if candidate.precision == "fp32" else 0.5
         shards = candidate.num_shards
-        walk = ShardedWalk(parts, is_root, shards, itemsize, accumulates=accumulates)
+        walk = ShardedWalk(parts, is_root, shards, itemsize, hidden, accumulates=accumulates)
         return _Sharded(walk)
     is_ddp = candidate.layout.dp > 1
     return CopiedWalk(parts, keeps_gradients=accumulates or is_ddp)
@@ -200,10 +200,13 @@ def _in_flight(candidate: Candidate, stage: int) -> int:
 
 
 def _message_bytes(candidate: Candidate, stage: int, hidden: float) -> float:
-    """Stages of torch's keep a buffer per micro-batch for what comes in from either side."""
+    """Stages of torch's keep a buffer per micro-batch for what comes in from either side.
+
+    And one message is on its way out.
+    """
     layout = candidate.layout
     sides = int(stage > 0) + int(stage < layout.pp - 1)
-    return sides * candidate.accumulation * hidden if layout.pp > 1 else 0.0
+    return (sides * candidate.accumulation + 1) * hidden if layout.pp > 1 else 0.0
 
 
 def _optimizer_extra(

@@ -7,7 +7,7 @@ whose weights stay whole from its forward to the end of backward.
     forward, block i     U_r + 2·U_i      the whole weights, and the gather they were copied from
     backward, block i    U_r + U_i + U_(i-1) + R_(i+1)    the next gather is under way, the last
                                           reduction's input is held
-    end of block i       U_r + U_(i-1) + gradients of i + R_i + R_i/n
+    end of block i       U_r + U_(i-1) + gradients of i + R_i + R_i/n + a hidden state on its way
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class ShardedWalk:
         is_root: Sequence[bool],
         num_shards: int,
         compute_ratio: float,
+        hidden: float,
         *,
         accumulates: bool,
     ) -> None:
         self._parts = parts
         self._shards = num_shards
         self._ratio = compute_ratio
+        self._hidden = hidden
         self._accumulates = accumulates
         self._is_root = is_root
         self._root = sum(
@@ -81,15 +83,19 @@ class ShardedWalk:
             own = work.peak_with_gradients - work.peak
             before = self._whole(index - 1)
             gradients = root_gradients + shards_made + self._accumulated(index + 1)
-            gathered = self._root + self._whole(index) + before + held_input
-            points.append((saved + work.peak, gradients + own, gathered))
+            gathered = self._root + self._whole(index) + held_input
             if self._is_root[index]:
+                # the next gather begins when the loss's own backward is through
+                points.append((saved + work.peak, gradients + own, gathered))
+                end = saved + max(work.end, 0.0) + self._hidden
+                points.append((end, gradients + work.gradients, gathered + before))
                 root_gradients += work.gradients
                 continue
+            points.append((saved + work.peak, gradients + own, gathered + before))
             reduced = part.trained
             points.append(
                 (
-                    saved + work.end,
+                    saved + work.end + self._hidden,
                     gradients + work.gradients,
                     self._root + before + reduced * (1 + 1 / self._shards),
                 )
