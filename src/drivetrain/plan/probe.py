@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ def measure_device(device: torch.device) -> dict[str, Any]:
         for side in SIDES:
             a = torch.randn(side, side, device=device).to(dtype)
             b = torch.randn(side, side, device=device).to(dtype)
-            rates[side] = 2.0 * side**3 / _seconds(lambda a=a, b=b: a @ b, device)
+            rates[side] = 2.0 * side**3 / _seconds(partial(torch.mm, a, b), device)
         found["products"][name] = rates
     large = torch.randn(1 << 22, device=device)
     out = torch.empty_like(large)
@@ -52,9 +53,9 @@ def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
         whole = torch.zeros(size // 4, device=device)
         part = torch.zeros(size // 4 // ranks, device=device)
         gathered = torch.zeros(part.numel() * ranks, device=device)
-        found["all_reduce"][size] = _seconds(lambda whole=whole: dist.all_reduce(whole), device)
+        found["all_reduce"][size] = _seconds(partial(dist.all_reduce, whole), device)
         found["all_gather"][size] = _seconds(
-            lambda gathered=gathered, part=part: dist.all_gather_into_tensor(gathered, part), device
+            partial(dist.all_gather_into_tensor, gathered, part), device
         )
     return found
 
