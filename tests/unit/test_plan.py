@@ -16,6 +16,7 @@ from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.for_launch import settings_of
 from drivetrain.plan.growth import Size, fit
 from drivetrain.plan.links import Ring, ring_along
 from drivetrain.plan.memory import worst_memory
@@ -23,6 +24,7 @@ from drivetrain.plan.plan import make_plan
 from drivetrain.plan.profile import Way
 from drivetrain.plan.profiling import Profiler
 from drivetrain.plan.search import Question
+from drivetrain.plan.sources import find_subject, from_script
 from drivetrain.plan.stages import stage_parts
 from drivetrain.plan.subject import Subject
 from drivetrain.train.plan_watch import compare
@@ -214,3 +216,58 @@ def test_a_run_that_strays_says_so() -> None:
     assert compare(plan, 0.2, None)["strays"]
     assert compare(plan, 0.1, 1.1e9)["strays"]
     assert "+100%" in compare(plan, 0.2, None)["says"]
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from drivetrain import Task, Trainer, load_config
+
+def loss(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+config = load_config(defaults={"global_batch_size": 8, "max_steps": 3, "seed": 7})
+data = TensorDataset(torch.zeros(32, 4), torch.zeros(32, 2))
+try:
+    Trainer(Task(lambda: nn.Linear(4, 2), loss), config).fit(data)
+except Exception:
+    raise SystemExit("a script's own except must not see it")
+"""
+
+
+def test_a_script_is_stopped_where_it_would_train(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    found = from_script(str(path), ["global_batch_size=16"])
+    assert found.resolved is not None
+    assert found.resolved.config.global_batch_size == 16
+    inputs, targets = found.subject.batch(5, 1.0)
+    assert (inputs.shape, targets.shape) == ((5, 4), (5, 2))
+    assert not (tmp_path / "runs").exists()
+    assert Profiler(found.subject).profile(Way()).num_parameters == 10
+
+
+def test_a_script_that_never_trains_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "idle.py"
+    path.write_text("print('nothing')\n")
+    with pytest.raises(ConfigError, match="ended without calling Trainer.fit"):
+        from_script(str(path))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [("lama-3-70b", "did you mean llama-3-70b"), ("nowhere.py", "no such file")],
+)
+def test_a_mistyped_model_is_explained(said: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_subject(said)
+
+
+def test_the_plan_of_a_command_line_becomes_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"plans": [{"settings": {"parallel.strategy": "fsdp", "parallel.tp": 2}}]}')
+    assert settings_of(path) == ["parallel.strategy=fsdp", "parallel.tp=2"]
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="holds no plan"):
+        settings_of(path)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.memory import Memory, stage_memory, without_offloaded
+from drivetrain.plan.profile import Way
 from drivetrain.plan.profiling import Profiler
 from drivetrain.plan.timing import StepTime, step_time
 from drivetrain.plan.zero_memory import zero_memory
@@ -71,7 +72,8 @@ def estimate(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Esti
     time = step_time(profile, plain, candidate, cluster)
     nodes = -(-candidate.layout.world_size // cluster.devices_per_node)
     price = cluster.price_per_node_hour
-    checkpoint = plain.total("parameters") + plain.total("optimizer")
+    whole = profiler.profile(Way(candidate.precision))
+    checkpoint = whole.total("parameters") + whole.total("optimizer")
     storage = cluster.storage_bytes_per_s
     samples = candidate.global_batch_size / time.total
     tokens = profiler.subject.tokens_per_sample
@@ -85,13 +87,11 @@ def estimate(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Esti
         price * nodes * time.total / 3600 if price is not None else None,
         samples,
         samples * tokens if tokens is not None else None,
-        _utilization(plain.flops(1.0), samples, candidate, cluster),
+        _utilization(whole.flops(1.0), samples, candidate, cluster),
     )
 
 
 def _without_recompute(candidate: Candidate) -> Candidate:
-    from dataclasses import replace
-
     return replace(candidate, recompute="none")
 
 
@@ -102,6 +102,4 @@ def _utilization(
     peak = peaks.get(candidate.precision)
     if not peak:
         return None
-    tp = candidate.layout.tp
-    whole = flops_per_sample * (tp if candidate.way.is_shared else 1)
-    return whole * samples_per_s / (peak * candidate.layout.world_size)
+    return flops_per_sample * samples_per_s / (peak * candidate.layout.world_size)
