@@ -272,7 +272,7 @@ def _first_batch(source: Source, size: int) -> Any:
 def some_batch(config: RunConfig, train: Any) -> Callable[[int], Any]:
     """`batch(n)`: n samples of the training data, collated, for one who only wants to look.
 
-    All of them are the largest of the first few: batches of any size are then of one shape, and what
+    All are the largest of the first few: batches of any size are then of one shape, and what
     is planned for it has room for the others.
     """
     source = source_from(train, config.data, has_cuda=False)
