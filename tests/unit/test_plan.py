@@ -16,6 +16,7 @@ from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.estimate import CONTEXT_BYTES, FRAGMENTED
 from drivetrain.plan.for_launch import settings_of
 from drivetrain.plan.growth import Size, fit
 from drivetrain.plan.links import Ring, ring_along
@@ -121,7 +122,8 @@ def test_blocks_that_are_alike_are_traced_once(profiler: Profiler) -> None:
 def test_recomputing_saves_memory_and_costs_operations(profiler: Profiler) -> None:
     plain, again = profiler.profile(Way()), profiler.profile(Way(recompute="full"))
     assert again.saved_bytes(8) < 0.5 * plain.saved_bytes(8)
-    assert again.flops(8) > 1.2 * plain.flops(8)
+    # not a third more: what a block's last product gave is not needed again
+    assert 1.1 * plain.flops(8) < again.flops(8) < 4 / 3 * plain.flops(8)
 
 
 def test_stages_have_every_part_once(profiler: Profiler) -> None:
@@ -160,7 +162,7 @@ def test_a_small_model_is_copied_and_a_large_one_sharded(profiler: Profiler) -> 
     plan = make_plan(profiler, cluster(), question)
     assert plan.best is not None
     assert plan.best.candidate.strategy == "ddp"
-    tight = make_plan(profiler, cluster(memory=1.5 * 2**30 + 4.4e6), question)
+    tight = make_plan(profiler, cluster(memory=(CONTEXT_BYTES + 3e6) / (1 - FRAGMENTED)), question)
     assert tight.best is not None
     assert tight.best.candidate.strategy == "fsdp"
     assert "ddp" not in {
@@ -170,8 +172,16 @@ def test_a_small_model_is_copied_and_a_large_one_sharded(profiler: Profiler) -> 
 
 def test_nothing_fits_is_an_answer(profiler: Profiler) -> None:
     question = Question(64, precisions=("fp32",), strategies=("ddp",))
-    plan = make_plan(profiler, cluster(memory=1.5 * 2**30 + 2e6, nodes=1), question)
-    assert plan.best is None or plan.best.fits
+    tiny = cluster(memory=(CONTEXT_BYTES + 1e5) / (1 - FRAGMENTED), nodes=1)
+    plan = make_plan(profiler, tiny, question)
+    assert plan.best is None
+    assert plan.nearest_misses
+    assert "needs" in plan.why_not["ddp"]
+
+
+def test_a_batch_that_no_layout_divides_is_refused(profiler: Profiler) -> None:
+    with pytest.raises(ConfigError, match="global_batch_size = 3: no layout of 16 devices"):
+        make_plan(profiler, cluster(), Question(3, strategies=("fsdp",), max_pp=1))
 
 
 def test_every_figure_of_the_catalogue_has_a_source() -> None:

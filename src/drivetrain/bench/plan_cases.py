@@ -77,10 +77,11 @@ def _single() -> Iterator[Case]:
 
 
 def _copies() -> Iterator[Case]:
-    for model in ALL:
+    # without Hugging Face's BERT: untied, it has a bias that no loss reaches, which ddp refuses
+    for model in (m for m in ALL if m != "hf_bert"):
         for batch in (4, 16):
             yield Case(model, "ddp:2", batch)
-    for model in TRANSFORMERS:
+    for model in ("gpt", "hf_gpt2", "hf_llama"):
         yield Case(model, "ddp:2", 8, recompute="full")
     yield Case("gpt", "ddp:2", 8, accumulation=2)
 

@@ -6,8 +6,10 @@ states that alone exceed a device. Offload is looked at only where nothing else 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from drivetrain.cluster.description import Cluster
@@ -19,6 +21,7 @@ from drivetrain.plan.profile import PrecisionName, Recompute
 from drivetrain.plan.profiling import Profiler
 
 Objective = Literal["fastest", "cheapest", "fewest"]
+_NEAREST = 60
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
                 estimate(profiler, candidate, cluster)
                 for candidate in _candidates(profiler, cluster, question, world_size, "cpu")
             ]
+        if not found:  # not even states fit: say by how much the nearest miss
+            nearest = islice(
+                _candidates(profiler, cluster, question, world_size, limit=math.inf), _NEAREST
+            )
+            found = [estimate(profiler, candidate, cluster) for candidate in nearest]
         considered += len(found)
         fitting += [priced for priced in found if priced.fits and _in_time(priced, question)]
         too_large += [priced for priced in found if not priced.fits]
@@ -131,8 +139,10 @@ def _candidates(
     question: Question,
     world_size: int,
     offload: Literal["none", "cpu"] = "none",
+    *,
+    limit: float | None = None,
 ) -> Iterator[Candidate]:
-    limit = memory_limit(cluster)
+    limit = memory_limit(cluster) if limit is None else limit
     for layout, strategy, zero_stage in _spreads(profiler, cluster, question, world_size):
         per_rank, rest = divmod(question.global_batch_size, layout.dp)
         if rest or not per_rank:
@@ -244,7 +254,7 @@ def _can_offload(candidate: Candidate) -> bool:
 def _nothing(cluster: Cluster, question: Question) -> Problem:
     return Problem(
         "global_batch_size",
-        f"no layout of {cluster.num_devices} devices divides it, or its state fits none",
+        f"no layout of {cluster.num_devices} devices divides it",
         "use a multiple of the number of devices, or more of them",
         question.global_batch_size,
     )
