@@ -1,4 +1,4 @@
-"""Libraries that behave differently on fake tensors than in a run, and how they are kept from it."""
+"""Libraries that behave differently on fake tensors than in a run, kept from doing so."""
 
 from __future__ import annotations
 

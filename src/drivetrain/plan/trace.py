@@ -110,11 +110,11 @@ class LiveBytes(TorchDispatchMode):
         span.num_products += bool(flops)
         span.num_operations += bool(flops) or any(is_new) or _is_in_place(func)
         self._note_exchange(func, args)
-        self._note()
+        self._note(workspace_bytes(func, args))
         return out
 
-    def _note(self) -> None:
-        self._span.live.append(self._live)
+    def _note(self, workspace: int = 0) -> None:
+        self._span.live.append(self._live + workspace)
         self._span.gradients.append(self._gradients)
 
     def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
@@ -154,6 +154,16 @@ _COLLECTIVES = {
 }
 
 
+def workspace_bytes(func: Any, args: tuple[Any, ...]) -> int:
+    """What an operation allocates for itself and gives back: seen by no trace, but by a profiler.
+
+    A convolution's backward lays its weight's gradient out anew.
+    """
+    if func._schema.name == "aten::convolution_backward":  # noqa: SLF001 - its only public spelling
+        return _bytes(args[2])
+    return 0
+
+
 def _is_in_place(func: Any) -> bool:
     return bool(func._schema.is_mutable)  # noqa: SLF001 - its only public spelling
 
@@ -182,8 +192,7 @@ def following_parts(
     for index, block in enumerate(blocks):
         handles.append(block.register_forward_pre_hook(_enters(index, seen), with_kwargs=True))
     if blocks:
-        last = seen.trace.forward[-1]
-        handles.append(blocks[-1].register_forward_hook(lambda *_: seen.begin(last)))
+        handles.append(blocks[-1].register_forward_hook(_leaves(len(blocks), seen)))
     for parameter in model.parameters():
         if parameter.requires_grad:
             handles.append(parameter.register_post_accumulate_grad_hook(seen.mark_gradient))
@@ -205,5 +214,18 @@ def _enters(index: int, seen: LiveBytes) -> Callable[..., None]:
             if hidden.requires_grad:
                 hidden.register_hook(lambda _: seen.begin(trace.backward[index]))
         seen.begin(trace.forward[index + 1])
+
+    return hook
+
+
+def _leaves(index: int, seen: LiveBytes) -> Callable[..., None]:
+    """The last block ends; when the gradient of what it gave is there, its backward begins."""
+    trace = seen.trace
+
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
+            hidden.register_hook(lambda _: seen.begin(trace.backward[index]))
+        seen.begin(trace.forward[-1])
 
     return hook
