@@ -8,6 +8,7 @@ model takes seconds and megabytes.
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -100,7 +101,7 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
     autocast = nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
     trace = seen.trace
     trained = [p for p in model.parameters() if p.requires_grad]
-    with following_parts(model, blocks, seen), seen:
+    with _same_every_time(), following_parts(model, blocks, seen), seen:
         with autocast:
             loss = subject.loss(model, inputs)
         total = loss if isinstance(loss, torch.Tensor) else loss.sum
@@ -203,6 +204,19 @@ def _forget_meshes() -> None:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
+
+
+@contextmanager
+def _same_every_time() -> Iterator[None]:
+    """Without the garbage collector, which would free what hangs in cycles at any moment."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
