@@ -110,11 +110,11 @@ class LiveBytes(TorchDispatchMode):
         span.num_products += bool(flops)
         span.num_operations += bool(flops) or any(is_new) or _is_in_place(func)
         self._note_exchange(func, args)
-        self._note(workspace_bytes(func, args))
+        self._note()
         return out
 
-    def _note(self, workspace: int = 0) -> None:
-        self._span.live.append(self._live + workspace)
+    def _note(self) -> None:
+        self._span.live.append(self._live)
         self._span.gradients.append(self._gradients)
 
     def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
@@ -152,16 +152,6 @@ _COLLECTIVES = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
     "_c10d_functional::all_to_all_single": "all_to_all",
 }
-
-
-def workspace_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    """What an operation allocates for itself and gives back: seen by no trace, but by a profiler.
-
-    A convolution's backward lays its weight's gradient out anew.
-    """
-    if func._schema.name == "aten::convolution_backward":  # noqa: SLF001 - its only public spelling
-        return _bytes(args[2])
-    return 0
 
 
 def _is_in_place(func: Any) -> bool:
