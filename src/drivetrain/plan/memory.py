@@ -115,10 +115,12 @@ class Held:
 class CopiedWalk:
     """A full copy of the parts on each rank: one device, ddp, tp and pp without shards."""
 
-    def __init__(self, parts: Sequence[PartNumbers], *, keeps_gradients: bool) -> None:
+    def __init__(
+        self, parts: Sequence[PartNumbers], *, keeps_gradients: bool, copies: int = 1
+    ) -> None:
         self._parts = parts
         self._keeps = keeps_gradients
-        self._gradients = sum(part.trained for part in parts)
+        self._gradients = copies * sum(part.trained for part in parts)
 
     def held(self) -> Held:
         """Everything in full."""
@@ -168,7 +170,9 @@ def _walk(
         walk = ShardedWalk(parts, is_root, shards, itemsize, hidden, accumulates=accumulates)
         return _Sharded(walk)
     is_ddp = candidate.layout.dp > 1
-    return CopiedWalk(parts, keeps_gradients=accumulates or is_ddp)
+    # gradients of micro-batches that are not sent lie beside ddp's buckets, not in them
+    copies = 2 if accumulates and is_ddp and candidate.strategy == "ddp" else 1
+    return CopiedWalk(parts, keeps_gradients=accumulates or is_ddp, copies=copies)
 
 
 class _Sharded:
