@@ -8,6 +8,7 @@ TORCH  ?= torch==2.13.0
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants verdicts horovod clean
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants faults horovod clean
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod ray clean
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod plan-memory plan-published clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -83,6 +84,14 @@ bench:                            ## the measurements; results land in benchmark
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
+
+plan-memory:                      ## predicted memory next to measured (half an hour): predict, train every case, compare
+	$(BIN)/python -m drivetrain.bench.plan_memory predict benchmarks/results/plan-memory
+	$(BIN)/python -m drivetrain.bench.plan_memory measure benchmarks/results/plan-memory
+	$(BIN)/python -m drivetrain.bench.plan_memory report benchmarks/results/plan-memory
+
+plan-published:                   ## predictions next to public training reports
+	$(BIN)/python -m drivetrain.bench.plan_published benchmarks/results/plan-published
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from drivetrain.bench import campaign
-from drivetrain.bench.reading import run_reading
 from drivetrain.bench.ray import run_ray
+from drivetrain.bench.reading import run_reading
 from drivetrain.bench.recovery import run_recovery
 from drivetrain.bench.scale import run_scale
 from drivetrain.bench.slow_link import run_slow_link

@@ -63,6 +63,7 @@ def train(context: typer.Context) -> None:
                            default: one per GPU, or one
       --nnodes N           number of nodes (--num-nodes means the same)
       --rdzv-endpoint H:P  where several nodes meet
+      --plan auto|FILE     plan first and run the best plan; --cluster says what for
       --run-dir DIR        the run's directory; the same command again goes on from its last
                            checkpoint, and several nodes that share it meet in it
       --max-restarts N     how often to start again after a failure in training (100)
@@ -336,6 +337,77 @@ def slow_link(output: Output = None) -> None:
     from drivetrain.cli.bench import run
 
     run("slow-link", output, 1, 2)
+
+
+@app.command()
+def plan(  # noqa: PLR0913, PLR0917 - a verb's options
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Your script, a public model (llama-3-70b, gpt2-xl …), a config.json, or "
+            "module:function that returns a Subject."
+        ),
+    ],
+    words: Annotated[list[str] | None, typer.Argument(help="The script's own words.")] = None,
+    cluster: Annotated[
+        str, typer.Option(help="A cluster.yaml, or a name and a count: h100:64, p5.48xlarge:8.")
+    ] = "cluster.yaml",
+    objective: Annotated[str, typer.Option(help="fastest, cheapest or fewest.")] = "fastest",
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples a step; default: the script's, or 2 per device.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens a sample; default: the model's longest.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16 or any; default: the script's, or bf16.")
+    ] = None,
+    strategies: Annotated[str, typer.Option(help="What may be used.")] = "ddp,fsdp,deepspeed",
+    steps: Annotated[int | None, typer.Option(help="Length of the run.")] = None,
+    deadline_h: Annotated[float | None, typer.Option("--deadline", help="In hours.")] = None,
+    budget: Annotated[float | None, typer.Option(help="In the cluster's money.")] = None,
+    top: Annotated[int, typer.Option(help="Plans to show.")] = 8,
+    as_json: AsJson = False,
+    picture: Annotated[str | None, typer.Option("--plot", help="A PNG of the best plans.")] = None,
+    output: Annotated[str | None, typer.Option(help="Where to write plan.json.")] = None,
+) -> None:
+    """Say what fits, how fast and for how much, before a device is rented.
+
+    The model is traced on fake tensors and never made. Exit code 1 when nothing fits.
+    """
+    from drivetrain.cli.plan import Asked, run
+
+    asked = Asked(
+        model,
+        tuple(words or ()),
+        cluster,
+        objective,
+        global_batch_size,
+        sequence_length,
+        precision,
+        strategies,
+        steps,
+        deadline_h,
+        budget,
+        top,
+    )
+    raise typer.Exit(run(asked, as_json=as_json, picture=picture, output=output))
+
+
+@app.command()
+def probe(
+    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Ranks on this node.")] = 1,
+    nodes: Annotated[int, typer.Option("--nnodes", help="Nodes; run it on each.")] = 1,
+    output: Annotated[str, typer.Option(help="The file to write.")] = "cluster.yaml",
+) -> None:
+    """Measure this machine as `plan` needs to know it, and write cluster.yaml.
+
+    Products by precision and size, memory, collectives by size, storage; half a minute. On several
+    ranks at once, as they will train.
+    """
+    from drivetrain.cli.plan import probe as run
+
+    raise typer.Exit(run(ranks, nodes, output))
 
 
 @app.command()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from drivetrain.config.schema import RunConfig
 from drivetrain.parallel.bitwise import BitwiseStrategy
 from drivetrain.parallel.ddp import DDPStrategy
+from drivetrain.parallel.dtypes import COMPUTE_DTYPES
 from drivetrain.parallel.local_sgd import LocalSGDStrategy
 from drivetrain.parallel.strategy import Strategy
-
-COMPUTE_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:

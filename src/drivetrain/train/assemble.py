@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -267,3 +267,29 @@ def _first_batch(source: Source, size: int) -> Any:
     if source.length is None:
         return source.collate(list(islice(iter(source.dataset), size)))
     return source.collate([source.dataset[i] for i in range(min(size, source.length))])
+
+
+def some_batch(config: RunConfig, train: Any) -> Callable[[int], Any]:
+    """`batch(n)`: n samples of the training data, collated, for one who only wants to look.
+
+    All are the largest of the first few: batches of any size are then of one shape, and what
+    is planned for it has room for the others.
+    """
+    source = source_from(train, config.data, has_cuda=False)
+    few = islice(iter(source.dataset), 64) if source.length is None else _few(source)
+    largest = max(few, key=_num_elements)
+    return lambda size: source.collate([largest] * size)
+
+
+def _few(source: Source) -> Iterable[Any]:
+    return (source.dataset[index] for index in range(min(64, source.length or 0)))
+
+
+def _num_elements(sample: Any) -> int:
+    if isinstance(sample, torch.Tensor):
+        return sample.numel()
+    if isinstance(sample, dict):
+        return sum(_num_elements(value) for value in sample.values())
+    if isinstance(sample, (list, tuple)):
+        return sum(_num_elements(value) for value in sample)
+    return 0

@@ -14,10 +14,11 @@ from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
+from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase
-from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
+from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed, some_batch
 from drivetrain.train.bitwise_mode import same_bits
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
@@ -75,6 +76,8 @@ class Trainer:
 
     def fit(self, train: Any, val: Any = None) -> History:
         """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables."""
+        if is_intercepting():
+            raise Intercepted(self.task, self.resolved, some_batch(self.config, train))
         began = time.perf_counter()
         with same_bits(enabled=self.config.reproducibility == "bitwise"):
             assembly = assemble(self.task, self.resolved, train)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.pipeline.anatomy import Anatomy
@@ -37,9 +37,11 @@ def balanced_stages(costs: Sequence[float], ends: tuple[float, float], num: int)
         rule = f"{num} stages need as many blocks, and the model has {count}"
         raise ConfigError([Problem("parallel.pp", rule, "use fewer ranks or stages", num)])
 
+    before = [0.0, *accumulate(costs)]
+
     def cost(start: int, stop: int) -> float:
         extra = (ends[0] if start == 0 else 0.0) + (ends[1] if stop == count else 0.0)
-        return sum(costs[start:stop]) + extra
+        return before[stop] - before[start] + extra
 
     @cache
     def best(start: int, stages: int) -> tuple[float, tuple[int, ...]]:

@@ -1,0 +1,134 @@
+"""The catalogue: real devices, instances and links, each figure with where it is from.
+
+Figures stand in catalogue.yaml beside this file. A data sheet states peaks; what a program reaches
+is `achieved` of it: of a product's rate, of memory bandwidth, of a link.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from drivetrain.cluster.description import Device, Link
+from drivetrain.config.schema import Section
+
+
+class LinkEntry(Section):
+    """A link, per device and direction."""
+
+    gb_per_s: float = Field(gt=0)
+    """By the data sheet, one direction."""
+    achieved: float = Field(default=1.0, gt=0, le=1)
+    """The part of it that a large collective reaches."""
+    latency_us: float = Field(default=0.0, ge=0)
+    """Of one step of a ring."""
+    source: str = ""
+    """Where the figures are from."""
+
+    def to_link(self) -> Link:
+        """In bytes and seconds."""
+        return Link(self.gb_per_s * 1e9 * self.achieved, self.latency_us * 1e-6)
+
+
+class DeviceEntry(Section):
+    """A device."""
+
+    name: str = ""
+    """What it is called."""
+    memory_gib: float = Field(gt=0)
+    """What a program can have of it."""
+    peak_tflops: dict[str, float]
+    """Dense, by precision."""
+    achieved: float | dict[str, float] = 1.0
+    """The part of it that a large matrix product reaches."""
+    memory_gb_per_s: float = Field(gt=0)
+    """Peak."""
+    memory_achieved: float = Field(default=0.8, gt=0, le=1)
+    """The part of it that element-wise operations reach."""
+    operation_us: float = Field(default=5.0, ge=0)
+    """What one operation costs even when it has nothing to do."""
+    overlap: float = Field(default=0.9, ge=0, le=1)
+    """The part of an exchange that can go on beside computing."""
+    is_accelerator: bool = True
+    """Whether its memory is its own."""
+    small_product_gflop: float = Field(default=0.0, ge=0)
+    """A product of this size reaches half the rate of a large one."""
+    inside: str | LinkEntry = "pcie-3"
+    """The link to others of the same node."""
+    between: str | LinkEntry = "ethernet-10"
+    """The link to other nodes when nothing else is said."""
+    host_gb_per_s: float = 12.0
+    """To the host's memory."""
+    source: str = ""
+    """Where the figures are from."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """In bytes."""
+        return int(self.memory_gib * 2**30)
+
+    def to_device(self) -> Device:
+        """In operations and seconds."""
+        part = self.achieved
+        flops = {
+            precision: peak * 1e12 * (part if isinstance(part, float) else part.get(precision, 0.7))
+            for precision, peak in self.peak_tflops.items()
+        }
+        return Device(
+            name=self.name,
+            memory_bytes=self.memory_bytes,
+            flops=flops,
+            memory_bytes_per_s=self.memory_gb_per_s * 1e9 * self.memory_achieved,
+            operation_s=self.operation_us * 1e-6,
+            is_accelerator=self.is_accelerator,
+            overlap=self.overlap,
+            peak_flops={p: peak * 1e12 for p, peak in self.peak_tflops.items()},
+            small_product_flops=self.small_product_gflop * 1e9,
+        )
+
+
+class InstanceEntry(Section):
+    """A cloud instance."""
+
+    device: str
+    """Of the catalogue."""
+    devices_per_node: int
+    """How many of them."""
+    inside: str | None = None
+    """Where it differs from the device's own."""
+    between: LinkEntry
+    """The network, per device."""
+    host_memory_gb: float
+    """Of the node."""
+    storage_gb_per_s: float
+    """Assumed for a shared file system or object store, per node."""
+    price_per_node_hour: float
+    """On demand, list price, US dollars."""
+    source: str
+    """Where the figures are from."""
+
+    def settings(self) -> dict[str, Any]:
+        """As a cluster file would state them."""
+        return self.model_dump(exclude={"source"}, exclude_none=True)
+
+
+class Catalogue(Section):
+    """All of it."""
+
+    devices: dict[str, DeviceEntry]
+    """By name."""
+    links: dict[str, LinkEntry]
+    """By name."""
+    instances: dict[str, InstanceEntry]
+    """By name."""
+
+
+@cache
+def catalogue() -> Catalogue:
+    """Read once."""
+    text = Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8")
+    return Catalogue.model_validate(yaml.safe_load(text))

@@ -1,0 +1,88 @@
+"""From what a probe measured to a cluster file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from drivetrain.cluster.catalogue import DeviceEntry, LinkEntry
+from drivetrain.cluster.file import ClusterFile
+
+
+def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
+    """Every figure as measured; `achieved` is therefore 1."""
+    per_node = int(found["ranks_per_node"])
+    is_host = found["device"] == "cpu"
+    rates = {name: _large(products) for name, products in found["products"].items()}
+    small = _small(found["products"]["fp32"])
+    memory = found.get("memory_bytes") or _host_bytes() / per_node
+    device = DeviceEntry(
+        name=str(found["device"]),
+        memory_gib=memory / 2**30,
+        peak_tflops={name: rate / 1e12 for name, rate in rates.items()},
+        achieved=1.0,
+        memory_gb_per_s=found["memory_bytes_per_s"] / 1e9,
+        memory_achieved=1.0,
+        operation_us=found["operation_s"] * 1e6,
+        overlap=0.0 if is_host else 0.9,
+        is_accelerator=not is_host,
+        small_product_gflop=small / 1e9,
+        source="drivetrain probe",
+    )
+    link = _link(found["exchange"], int(found["ranks"]))
+    return ClusterFile(
+        name="probed",
+        nodes=max(1, int(found["ranks"]) // per_node),
+        devices_per_node=per_node,
+        device=device,
+        inside=link,
+        between=link,
+        host_memory_gb=_host_bytes() / 1e9,
+        storage_gb_per_s=found["storage_bytes_per_s"] / 1e9,
+        measured=dict(found),
+    )
+
+
+def to_yaml(file: ClusterFile) -> str:
+    """As it is read again."""
+    document = file.model_dump(mode="json", exclude_none=True)
+    return "# written by `drivetrain probe`\n" + str(yaml.safe_dump(document, sort_keys=False))
+
+
+def _large(products: Mapping[Any, float]) -> float:
+    return max(products.values())
+
+
+def _small(products: Mapping[Any, float]) -> float:
+    """Operations at which a product reaches half the best rate: rate = best · f / (f + small)."""
+    best = _large(products)
+    wanted = [
+        2.0 * float(side) ** 3 * (best / rate - 1.0)
+        for side, rate in products.items()
+        if rate < 0.9 * best
+    ]
+    return sorted(wanted)[len(wanted) // 2] if wanted else 0.0
+
+
+def _link(exchange: Mapping[str, Mapping[Any, float]], ranks: int) -> LinkEntry:
+    """A ring's bandwidth from the largest message, its latency from the smallest."""
+    if not exchange:
+        return LinkEntry(gb_per_s=10.0, source="not measured: one rank")
+    times = {int(size): seconds for size, seconds in exchange["all_reduce"].items()}
+    small, large = min(times), max(times)
+    passes = 2.0 * (ranks - 1) / ranks
+    hops = 2.0 * (ranks - 1)
+    latency = max(0.0, times[small] - passes * small / 1e9) / hops
+    seconds = max(1e-9, times[large] - hops * latency)
+    return LinkEntry(
+        gb_per_s=passes * large / seconds / 1e9,
+        latency_us=latency * 1e6,
+        source="drivetrain probe, all_reduce",
+    )
+
+
+def _host_bytes() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,0 +1,105 @@
+"""Estimate: what one candidate takes, in bytes, seconds and money, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.memory import Memory, stage_memory, without_offloaded
+from drivetrain.plan.profile import Way
+from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.timing import StepTime, step_time
+from drivetrain.plan.zero_memory import zero_memory
+
+# Not in any trace: the driver's context, communication buffers, and what a caching allocator cannot
+# use because it lies in pieces. Not measured (there was no GPU); round, and on the safe side.
+CONTEXT_BYTES = 1.5 * 2**30
+FRAGMENTED = 0.06
+HOST_MARGIN = 0.03
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A candidate with its price."""
+
+    candidate: Candidate
+    memory: Memory
+    """Of the rank that needs most."""
+    time: StepTime
+    memory_limit_bytes: float
+    checkpoint_bytes: float
+    checkpoint_s: float | None
+    price_per_step: float | None
+    samples_per_s: float
+    tokens_per_s: float | None
+    utilization: float | None
+    """Of the peak rate of the data sheet, by the model's own operations."""
+
+    @property
+    def fits(self) -> bool:
+        """With the margin."""
+        return self.memory.total <= self.memory_limit_bytes
+
+
+def memory_limit(cluster: Cluster) -> float:
+    """What a step may take of a device's memory."""
+    memory = cluster.device_memory_bytes or float("inf")
+    if cluster.device is not None and not cluster.device.is_accelerator:
+        return memory * (1.0 - HOST_MARGIN)
+    return memory * (1.0 - FRAGMENTED) - CONTEXT_BYTES
+
+
+def rank_memory(profiler: Profiler, candidate: Candidate, *, on_accelerator: bool) -> Memory:
+    """Of the rank that needs most."""
+    profile = profiler.profile(candidate.way)
+    if candidate.strategy == "deepspeed":
+        return zero_memory(profile, candidate, on_accelerator=on_accelerator)
+    pp = candidate.layout.pp
+    stages = range(pp) if pp <= 4 else (0, 1, pp - 2, pp - 1)
+    each = [
+        stage_memory(profile, candidate, stage, on_accelerator=on_accelerator) for stage in stages
+    ]
+    return without_offloaded(max(each, key=lambda memory: memory.total), candidate)
+
+
+def estimate(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estimate:
+    """Price one candidate."""
+    accelerated = cluster.device is None or cluster.device.is_accelerator
+    memory = rank_memory(profiler, candidate, on_accelerator=accelerated)
+    profile = profiler.profile(candidate.way)
+    plain = profiler.profile(_without_recompute(candidate).way)
+    time = step_time(profile, plain, candidate, cluster)
+    nodes = -(-candidate.layout.world_size // cluster.devices_per_node)
+    price = cluster.price_per_node_hour
+    whole = profiler.profile(Way(candidate.precision))
+    checkpoint = whole.total("parameters") + whole.total("optimizer")
+    storage = cluster.storage_bytes_per_s
+    samples = candidate.global_batch_size / time.total
+    tokens = profiler.subject.tokens_per_sample
+    return Estimate(
+        candidate,
+        memory,
+        time,
+        memory_limit(cluster),
+        checkpoint,
+        checkpoint / (storage * nodes) if storage else None,
+        price * nodes * time.total / 3600 if price is not None else None,
+        samples,
+        samples * tokens if tokens is not None else None,
+        _utilization(whole.flops(1.0), samples, candidate, cluster),
+    )
+
+
+def _without_recompute(candidate: Candidate) -> Candidate:
+    return replace(candidate, recompute="none")
+
+
+def _utilization(
+    flops_per_sample: float, samples_per_s: float, candidate: Candidate, cluster: Cluster
+) -> float | None:
+    peaks = cluster.device.peak_flops if cluster.device is not None else {}
+    peak = peaks.get(candidate.precision)
+    if not peak:
+        return None
+    return flops_per_sample * samples_per_s / (peak * candidate.layout.world_size)

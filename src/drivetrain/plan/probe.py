@@ -1,0 +1,128 @@
+"""What a device really does: one rank's measurements, taken while the other ranks take theirs.
+
+Started by `drivetrain probe` on as many ranks as will train, because on shared processors, memory
+and links a rank alone would see more than its share. Rank 0 writes everything to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SIDES = (64, 128, 256, 512, 1024)
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MESSAGES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+SECONDS_EACH = 0.25
+
+
+def measure_device(device: torch.device) -> dict[str, Any]:
+    """Products by precision and size, memory, and what an empty operation costs."""
+    found: dict[str, Any] = {"products": {}}
+    for name, dtype in PRECISIONS.items():
+        rates = {}
+        for side in SIDES:
+            a = torch.randn(side, side, device=device).to(dtype)
+            b = torch.randn(side, side, device=device).to(dtype)
+            rates[side] = 2.0 * side**3 / _seconds(partial(torch.mm, a, b), device)
+        found["products"][name] = rates
+    large = torch.randn(1 << 22, device=device)
+    out = torch.empty_like(large)
+    moved = 2 * large.numel() * large.element_size()
+    found["memory_bytes_per_s"] = moved / _seconds(lambda: torch.mul(large, 2.0, out=out), device)
+    small = torch.randn(8, device=device)
+    found["operation_s"] = _seconds(lambda: torch.add(small, 1.0), device)
+    return found
+
+
+def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
+    """Seconds per collective, by the size of the whole."""
+    ranks = dist.get_world_size()
+    found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}}
+    for size in MESSAGES:
+        whole = torch.zeros(size // 4, device=device)
+        part = torch.zeros(size // 4 // ranks, device=device)
+        gathered = torch.zeros(part.numel() * ranks, device=device)
+        found["all_reduce"][size] = _seconds(partial(dist.all_reduce, whole), device)
+        found["all_gather"][size] = _seconds(
+            partial(dist.all_gather_into_tensor, gathered, part), device
+        )
+    return found
+
+
+def measure_storage(folder: Path, num_bytes: int = 1 << 26) -> float:
+    """Bytes a second, written and flushed."""
+    block = os.urandom(1 << 20)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        began = time.perf_counter()
+        for _ in range(num_bytes >> 20):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return num_bytes / (time.perf_counter() - began)
+
+
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Median of as many calls as fit into a quarter of a second, the same number on every rank."""
+    call()
+    _wait(device)
+    began = time.perf_counter()
+    call()
+    _wait(device)
+    once = max(time.perf_counter() - began, 1e-7)
+    rounds = torch.tensor([min(200.0, max(3.0, SECONDS_EACH / once))])
+    if dist.is_initialized():
+        dist.all_reduce(rounds, op=dist.ReduceOp.MIN)
+    inner = max(1, int(2e-4 / once)) if once < 1e-4 and not dist.is_initialized() else 1
+    times = []
+    for _ in range(int(rounds)):
+        began = time.perf_counter()
+        for _ in range(inner):
+            call()
+        _wait(device)
+        times.append((time.perf_counter() - began) / inner)
+    return median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    """One rank; rank 0 writes what it found."""
+    output, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    is_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
+    found = measure_device(device)
+    found["exchange"] = measure_exchange(device) if ranks > 1 else {}
+    found["storage_bytes_per_s"] = measure_storage(folder) if rank == 0 else 0.0
+    found["ranks"] = ranks
+    found["ranks_per_node"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    found["device"] = torch.cuda.get_device_name(device) if is_cuda else "cpu"
+    if is_cuda:
+        found["memory_bytes"] = torch.cuda.get_device_properties(device).total_memory
+    if rank == 0:
+        output.write_text(json.dumps(found, indent=1) + "\n")
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""From a subject to its profile: a few traces on fake tensors, and what grows how.
+
+The model is made on the meta device and shortened to one block of each kind; what is done to it
+(sharing layers, recomputing) is done by the very code that a run uses. A 70-billion-parameter
+model takes seconds and megabytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from drivetrain.config.schema import Tensor
+from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
+from drivetrain.parallel.blocks import repeated_blocks
+from drivetrain.parallel.dtypes import COMPUTE_DTYPES
+from drivetrain.parallel.recompute import recompute_blocks
+from drivetrain.plan.as_in_a_run import as_in_a_run
+from drivetrain.plan.growth import Size
+from drivetrain.plan.profile import ModelProfile, Way
+from drivetrain.plan.samples import Sample, profile_from
+from drivetrain.plan.shape import Shape, shape_of, shorten
+from drivetrain.plan.subject import Subject
+from drivetrain.plan.trace import LiveBytes, following_parts
+
+# two batches give the slope; two are the least that no layer treats as a special case
+_BATCHES = (2, 4)
+_SHARED_BY = (2, 4)
+
+
+class Profiler:
+    """Profiles of one subject, each traced when it is first asked for."""
+
+    def __init__(self, subject: Subject, *, lengths: Sequence[float] = (1.0,)) -> None:
+        self.subject = subject
+        self._lengths = tuple(lengths) if subject.varies_length else (1.0,)
+        with torch.device("meta"), _quietly():
+            model = subject.model()
+        self.shape = shape_of(model)
+        self.tp_sizes = _tp_sizes(model)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        shorten(model, self.shape)
+        self._template = model
+        self._profiles: dict[Way, ModelProfile] = {}
+
+    def profile(self, way: Way) -> ModelProfile:
+        """The profile for one way of computing."""
+        if way not in self._profiles:
+            ranks = self._ranks(way)
+            with _fake_ranks(max(ranks)):
+                samples = {
+                    Size(batch, length, tp): self._sample(way, batch, length, tp)
+                    for tp in ranks
+                    for length in self._lengths
+                    for batch in _BATCHES
+                }
+            self._profiles[way] = profile_from(way, self.shape, samples)
+        return self._profiles[way]
+
+    def _ranks(self, way: Way) -> tuple[int, ...]:
+        """Numbers of tp ranks to trace at."""
+        if not way.is_shared:
+            return (1,)
+        able = tuple(size for size in _SHARED_BY if size in self.tp_sizes)
+        if not able:
+            rule = f"{self.subject.name} cannot be shared by 2 ranks"
+            raise ConfigError([Problem("parallel.tp", rule, "use 1", has_value=False)])
+        return able
+
+    def _sample(self, way: Way, batch: int, length: float, tp: int) -> Sample:
+        model = copy.deepcopy(self._template)
+        if tp > 1:
+            _share(model, tp, way)
+        if way.recompute != "none":
+            recompute_blocks(model, way.recompute)
+        with _quietly(), as_in_a_run(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            _make_fake(model, COMPUTE_DTYPES[way.precision] if way.weights_cast else None)
+            inputs = tree_map_only(
+                torch.Tensor, fake.from_tensor, self.subject.batch(batch, length)
+            )
+            return trace_step(self.subject, model, inputs, way, self.shape)
+
+
+def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape: Shape) -> Sample:
+    """One step on fake tensors."""
+    model.train()
+    blocks = repeated_blocks(model)
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    seen = LiveBytes([*model.parameters(), *model.buffers(), *leaves], len(blocks) + 2)
+    dtype = COMPUTE_DTYPES[way.precision]
+    autocast = nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+    trace = seen.trace
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with _same_every_time(), following_parts(model, blocks, seen), seen:
+        with autocast:
+            loss = subject.loss(model, inputs)
+        total = loss if isinstance(loss, torch.Tensor) else loss.sum
+        del loss
+        if not blocks:
+            seen.begin(trace.forward[-1])
+        seen.begin(trace.backward[-1])
+        total.backward()
+        del total
+        optimizer = subject.optimizer(trained)
+        seen.begin(trace.optimizer)
+        optimizer.step()
+        first = len(trace.optimizer.live)
+        optimizer.step()  # the first has made its state; what the second needs on top is the cost
+        del trace.optimizer.live[:first]
+    trace.optimizer.moved_bytes /= 2  # of one step
+    trace.optimizer.num_operations //= 2
+    state = {id(p): _state_bytes(optimizer, p) for p in trained}
+    scale = 2.0 if way.weights_cast and dtype is not None else 1.0  # at rest they are fp32
+    return Sample.of(trace, model, blocks, shape, state, sum(map(_bytes, leaves)), scale)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
+    tensors = [v for v in optimizer.state[parameter].values() if isinstance(v, torch.Tensor)]
+    return sum(_bytes(getattr(tensor, "_local_tensor", tensor)) for tensor in tensors)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _make_fake(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Give every weight and buffer a fake tensor on the CPU, in place; what is tied stays tied."""
+    made: dict[int, Any] = {}
+
+    def fake(tensor: torch.Tensor) -> Any:
+        if id(tensor) not in made:
+            cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            empty = torch.empty_like(tensor, device="cpu", dtype=cast)
+            is_weight = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = (
+                nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty
+            )
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):  # noqa: SLF001 - as nn.Module does
+            if parameter is not None:
+                module._parameters[name] = fake(parameter)  # noqa: SLF001
+        for name, buffer in list(module._buffers.items()):  # noqa: SLF001
+            if buffer is not None:
+                module._buffers[name] = fake(buffer)  # noqa: SLF001
+
+
+def _share(model: nn.Module, tp: int, way: Way) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from drivetrain.parallel.tensor import share_layers
+
+    mesh = DeviceMesh("cpu", list(range(tp)), mesh_dim_names=("tp",))
+    share_layers(model, Tensor(sequence_parallel=way.sequence_parallel), mesh)
+
+
+def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
+    """Numbers of ranks that could share each layer."""
+    from drivetrain.parallel.tensor_plan import plan_for
+
+    sizes = [1]
+    for size in (2, 4, 8, 16):
+        try:
+            plan_for(model, "model", size)
+        except ConfigError:
+            continue
+        sizes.append(size)
+    return tuple(sizes)
+
+
+@contextmanager
+def _fake_ranks(number: int) -> Iterator[None]:
+    """A world of `number` ranks of which this process is one and the others do not exist."""
+    if number == 1:
+        yield
+        return
+    if dist.is_initialized():
+        rule = "this process has joined a run; a plan is made before one"
+        raise EnvironmentProblem([Problem("plan", rule, "plan first", has_value=False)])
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    _forget_meshes()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=number)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """What torch remembers of operations names groups that are gone when the next world comes."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+
+
+@contextmanager
+def _same_every_time() -> Iterator[None]:
+    """Without the garbage collector, which would free what hangs in cycles at any moment."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Advice about real runs is out of place here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

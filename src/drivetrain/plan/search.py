@@ -1,0 +1,260 @@
+"""Search: every layout × strategy × micro-batch × recomputation that could be, priced and ranked.
+
+Pruned before anything is priced: sizes that do not divide, tp across nodes, stages without blocks,
+states that alone exceed a device. Offload is looked at only where nothing else fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.layout import Layout
+from drivetrain.plan.candidate import Candidate, StrategyName
+from drivetrain.plan.estimate import Estimate, estimate, memory_limit
+from drivetrain.plan.profile import PrecisionName, Recompute
+from drivetrain.plan.profiling import Profiler
+
+Objective = Literal["fastest", "cheapest", "fewest"]
+_NEAREST = 60
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked."""
+
+    global_batch_size: int
+    objective: Objective = "fastest"
+    precisions: tuple[PrecisionName, ...] = ("bf16",)
+    strategies: tuple[StrategyName, ...] = ("ddp", "fsdp", "deepspeed")
+    recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
+    micro_batch_size: int | None = None
+    """Only this one."""
+    max_cp: int = 1
+    max_pp: int = 64
+    steps: int | None = None
+    """Of the whole run: for what it takes in time and money."""
+    deadline_s: float | None = None
+    budget: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Every candidate that was priced, best first, and what did not fit."""
+
+    fitting: tuple[Estimate, ...]
+    too_large: tuple[Estimate, ...]
+    """By how much they exceed, the nearest first."""
+    num_considered: int
+
+
+def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
+    """Price what could be, and rank it."""
+    fitting: list[Estimate] = []
+    too_large: list[Estimate] = []
+    considered = 0
+    for world_size in _world_sizes(cluster, question.objective):
+        found = [
+            estimate(profiler, candidate, cluster)
+            for candidate in _candidates(profiler, cluster, question, world_size)
+        ]
+        if not any(priced.fits for priced in found):
+            found += [
+                estimate(profiler, candidate, cluster)
+                for candidate in _candidates(profiler, cluster, question, world_size, "cpu")
+            ]
+        if not found:  # not even states fit: say by how much the nearest miss
+            nearest = islice(
+                _candidates(profiler, cluster, question, world_size, limit=math.inf), _NEAREST
+            )
+            found = [estimate(profiler, candidate, cluster) for candidate in nearest]
+        considered += len(found)
+        fitting += [priced for priced in found if priced.fits and _in_time(priced, question)]
+        too_large += [priced for priced in found if not priced.fits]
+        if fitting and question.objective == "fewest":
+            break
+    if not considered:
+        raise ConfigError([_nothing(cluster, question)])
+    fitting.sort(key=lambda priced: _rank(priced, question.objective))
+    too_large.sort(key=lambda priced: priced.memory.total)
+    return Answer(tuple(fitting), tuple(too_large), considered)
+
+
+def _rank(priced: Estimate, objective: Objective) -> tuple[float, ...]:
+    """Smaller is better; what is equal but for half a percent goes by simplicity."""
+    seconds = priced.time.total / priced.candidate.global_batch_size
+    spent = priced.price_per_step
+    devices = priced.candidate.layout.world_size
+    paid = spent if spent is not None else seconds * devices
+    simple = _complexity(priced.candidate)
+    if objective == "cheapest":
+        return (_rounded(paid), simple, seconds)
+    if objective == "fewest":
+        return (devices, _rounded(seconds), simple)
+    return (_rounded(seconds), simple, paid)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2e}")
+
+
+def _complexity(candidate: Candidate) -> float:
+    axes = sum(size > 1 for size in candidate.layout.sizes)
+    kinds = {"ddp": 0, "fsdp": 1, "deepspeed": 2}
+    trades = {"none": 0.0, "selective": 0.2, "full": 0.3}
+    offload = 1.0 if candidate.offload != "none" else 0.0
+    return axes + kinds[candidate.strategy] + trades[candidate.recompute] + offload
+
+
+def _in_time(priced: Estimate, question: Question) -> bool:
+    if question.steps is None:
+        return True
+    if question.deadline_s is not None and priced.time.total * question.steps > question.deadline_s:
+        return False
+    spent = (priced.price_per_step or 0.0) * question.steps
+    return question.budget is None or spent <= question.budget
+
+
+def _world_sizes(cluster: Cluster, objective: Objective) -> list[int]:
+    """All devices; for `cheapest` and `fewest` also parts of the cluster, smallest first."""
+    if objective == "fastest":
+        return [cluster.num_devices]
+    sizes = {n for n in _powers(cluster.devices_per_node) if n <= cluster.devices_per_node}
+    sizes |= {n * cluster.devices_per_node for n in _powers(cluster.num_nodes)}
+    return sorted(sizes | {cluster.num_devices})
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length()) if 2**k <= most]
+
+
+def _candidates(
+    profiler: Profiler,
+    cluster: Cluster,
+    question: Question,
+    world_size: int,
+    offload: Literal["none", "cpu"] = "none",
+    *,
+    limit: float | None = None,
+) -> Iterator[Candidate]:
+    limit = memory_limit(cluster) if limit is None else limit
+    for layout, strategy, zero_stage in _spreads(profiler, cluster, question, world_size):
+        per_rank, rest = divmod(question.global_batch_size, layout.dp)
+        if rest or not per_rank:
+            continue
+        for precision in question.precisions:
+            spread = Candidate(
+                layout, strategy, precision=precision, zero_stage=zero_stage, offload=offload
+            )
+            can_offload = offload == "none" or _can_offload(spread)
+            if not can_offload or _least_state(profiler, spread) > limit:
+                continue
+            for size in _micro_batches(per_rank, layout, question):
+                for recompute in question.recomputes:
+                    if recompute != "none" and not profiler.shape.num_blocks:
+                        continue
+                    yield replace(
+                        spread,
+                        micro_batch_size=size,
+                        accumulation=per_rank // size,
+                        recompute=recompute,
+                    )
+
+
+def _spreads(
+    profiler: Profiler, cluster: Cluster, question: Question, world_size: int
+) -> Iterator[tuple[Layout, StrategyName, Literal[1, 2, 3] | None]]:
+    blocks = profiler.shape.num_blocks
+    for tp in profiler.tp_sizes:
+        if tp > cluster.devices_per_node or world_size % tp:
+            continue
+        for cp in _powers(question.max_cp):
+            for pp in _divisors(world_size // tp):
+                fits = pp == 1 or (
+                    profiler.shape.can_be_staged and pp <= min(blocks, question.max_pp)
+                )
+                if not fits or (pp > 1 and cp > 1) or world_size % (tp * cp * pp):
+                    continue
+                dp = world_size // (tp * cp * pp)
+                yield from _data_parallel(question, cluster, pp, cp, tp, dp)
+
+
+def _data_parallel(
+    question: Question, cluster: Cluster, pp: int, cp: int, tp: int, dp: int
+) -> Iterator[tuple[Layout, StrategyName, Literal[1, 2, 3] | None]]:
+    divided = tp * pp * cp > 1
+    if "ddp" in question.strategies and cp == 1 and (dp == 1 or not divided):
+        yield Layout(pp=pp, dp_replicate=dp, tp=tp), "ddp", None
+    if dp * cp == 1:
+        return
+    if "fsdp" in question.strategies:
+        for shard in _shard_sizes(cluster, dp, tp, cp):
+            yield Layout(pp, dp // shard, shard, cp, tp), "fsdp", None
+    if "deepspeed" in question.strategies and not divided:
+        stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+        for stage in stages:
+            yield Layout(dp_shard=dp), "deepspeed", stage
+
+
+def _shard_sizes(cluster: Cluster, dp: int, tp: int, cp: int) -> list[int]:
+    """All ranks; or copies of shards that stay within one node, or a few."""
+    node = max(1, cluster.devices_per_node // (tp * cp))
+    wanted = {dp, *(node * k for k in (1, 2, 4, 8, 16, 32))}
+    return sorted(shard for shard in wanted if shard * cp > 1 and shard <= dp and dp % shard == 0)
+
+
+def _micro_batches(per_rank: int, layout: Layout, question: Question) -> list[int]:
+    sizes = [n for n in _powers(min(per_rank, 64)) if per_rank % n == 0]
+    if per_rank <= 256 and per_rank not in sizes:
+        sizes.append(per_rank)
+    if question.micro_batch_size is not None:
+        sizes = [n for n in (question.micro_batch_size,) if per_rank % n == 0]
+    # a pipeline with fewer micro-batches than stages is mostly bubble, and 1f1b refuses it
+    return [n for n in sizes if layout.pp == 1 or per_rank // n >= layout.pp]
+
+
+def _divisors(number: int) -> list[int]:
+    return (
+        [n for n in range(1, number + 1) if number % n == 0] if number <= 4096 else _powers(number)
+    )
+
+
+def _least_state(profiler: Profiler, candidate: Candidate) -> float:
+    """Weights, gradients and optimizer state in the most even split: less is not possible."""
+    profile = profiler.profile(candidate.way)
+    tp, layout = candidate.layout.tp, candidate.layout
+    weights, trained, state = (
+        profile.total(what, tp) / layout.pp for what in ("parameters", "trained", "optimizer")
+    )
+    shards = candidate.num_shards
+    if candidate.offload == "cpu":
+        state = 0.0
+        if candidate.strategy == "fsdp":
+            return 0.0
+    if candidate.strategy == "ddp" or shards == 1:
+        return weights + state + trained
+    stage = candidate.zero_stage or 3
+    return (
+        weights / (shards if stage == 3 else 1)
+        + trained / (shards if stage >= 2 else 1)
+        + state / shards
+    )
+
+
+def _can_offload(candidate: Candidate) -> bool:
+    divides = candidate.layout.tp * candidate.layout.pp * candidate.layout.cp > 1
+    return candidate.strategy != "ddp" and candidate.num_shards > 1 and not divides
+
+
+def _nothing(cluster: Cluster, question: Question) -> Problem:
+    return Problem(
+        "global_batch_size",
+        f"no layout of {cluster.num_devices} devices divides it",
+        "use a multiple of the number of devices, or more of them",
+        question.global_batch_size,
+    )

@@ -1,0 +1,129 @@
+"""A plan as a person reads it: a table, the reasons, and the words to start it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from drivetrain.core.units import readable_bytes, readable_duration, readable_rate
+from drivetrain.plan.estimate import Estimate
+from drivetrain.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def show(plan: Plan, console: Console, top: int = 8) -> None:
+    """Print it."""
+    console.print(_headline(plan), markup=False)
+    if plan.best is None:
+        for line in _misses(plan):
+            console.print(line, markup=False)
+        return
+    console.print(_table(distinct(plan.ranked)[:top]))
+    for line in _reasons(plan):
+        console.print(line, markup=False)
+
+
+def distinct(ranked: Sequence[Estimate]) -> list[Estimate]:
+    """The best of each layout and strategy: variations of one plan would crowd out the others."""
+    seen: set[str] = set()
+    kept = []
+    for one in ranked:
+        if one.candidate.title not in seen:
+            seen.add(one.candidate.title)
+            kept.append(one)
+    return kept
+
+
+def _headline(plan: Plan) -> str:
+    return (
+        f"{plan.model}: {_billions(plan.num_parameters)} parameters on {plan.cluster} "
+        f"({plan.num_devices} devices), {plan.question.global_batch_size} samples a step\n"
+        f"{plan.num_considered:,} plans considered in {plan.seconds_to_plan:.1f} s, "
+        f"{len(plan.ranked):,} fit\n"
+    )
+
+
+def _table(rows: Sequence[Estimate]) -> Table:
+    from rich.table import Table
+
+    has_price = any(one.price_per_step is not None for one in rows)
+    has_tokens = any(one.tokens_per_s is not None for one in rows)
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "plan", "micro-batch", "recompute", "memory", "step"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("plan", "") else "right")
+    table.add_column("tokens/s" if has_tokens else "samples/s", justify="right", no_wrap=True)
+    table.add_column("MFU", justify="right", no_wrap=True)
+    if has_price:
+        table.add_column("per 1,000 steps", justify="right", no_wrap=True)
+    for number, one in enumerate(rows, 1):
+        candidate = one.candidate
+        words = [
+            str(number),
+            candidate.title,
+            f"{candidate.micro_batch_size} × {candidate.accumulation}",
+            candidate.recompute,
+            readable_bytes(one.memory.total),
+            seconds(one.time.total),
+            readable_rate(one.tokens_per_s or one.samples_per_s),
+            "" if one.utilization is None else f"{one.utilization:.0%}",
+        ]
+        if has_price:
+            words.append("" if one.price_per_step is None else f"${one.price_per_step * 1000:,.0f}")
+        table.add_row(*words)
+    return table
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    best = plan.best
+    if best is None:
+        return
+    yield f"\nwhy: {plan.why}"
+    for kind, reason in list(plan.why_not.items())[:6]:
+        yield f"  {kind}: {reason}"
+    if plan.changes:
+        yield "another would win with"
+        for change in plan.changes:
+            yield f"  {change}"
+    yield "memory of the fullest rank: " + _parts(best.memory.components(), readable_bytes)
+    yield "a step: " + _parts(best.time.components(), seconds)
+    if best.checkpoint_s is not None:
+        size = readable_bytes(best.checkpoint_bytes)
+        yield f"a checkpoint: {size}, {readable_duration(best.checkpoint_s)} to write"
+    if plan.question.steps is not None:
+        took = best.time.total * plan.question.steps
+        cost = best.price_per_step
+        money = "" if cost is None else f", ${cost * plan.question.steps:,.0f}"
+        yield f"{plan.question.steps:,} steps: {readable_duration(took)}{money}"
+    words = " ".join(f"{key}={value}" for key, value in best.candidate.settings().items())
+    yield f"to run it: {words}"
+
+
+def _misses(plan: Plan) -> Iterator[str]:
+    yield "nothing fits"
+    for one in distinct(plan.nearest_misses)[:3]:
+        yield (
+            f"  {one.candidate.title}, micro-batch {one.candidate.micro_batch_size}, recompute "
+            f"{one.candidate.recompute}: {readable_bytes(one.memory.total)} a rank, and "
+            f"{readable_bytes(one.memory_limit_bytes)} can be had"
+        )
+        yield "    " + _parts(one.memory.components(), readable_bytes)
+
+
+def _parts(components: dict[str, float], spoken: object) -> str:
+    say = spoken if callable(spoken) else str
+    named = [f"{name} {say(value)}" for name, value in components.items() if value > 0]
+    return ", ".join(named)
+
+
+def _billions(number: int) -> str:
+    return f"{number / 1e9:.1f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+def seconds(value: float) -> str:
+    """With three digits."""
+    if value >= 100:
+        return readable_duration(value)
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"

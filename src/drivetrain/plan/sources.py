@@ -1,0 +1,178 @@
+"""Where a subject comes from: a script, a public architecture, a config.json, an import path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.extras import require
+from drivetrain.core.intercept import Intercepted, intercepting
+from drivetrain.plan.resnet import ResNet50
+from drivetrain.plan.subject import Subject, causal_lm_loss, default_optimizer, token_batch
+
+
+@dataclass(frozen=True)
+class Found:
+    """A subject, and the run's config when a script has one."""
+
+    subject: Subject
+    resolved: ResolvedConfig | None = None
+
+
+def find_subject(said: str, words: Sequence[str] = (), sequence_length: int | None = None) -> Found:
+    """`script.py`, a name (llama-3-70b), `config.json`, or `module:function`."""
+    if said.endswith(".py"):
+        return from_script(said, words)
+    if said.endswith(".json"):
+        return Found(_from_json(Path(said), sequence_length))
+    if ":" in said:
+        return Found(_from_import(said))
+    if said in architectures():
+        return Found(from_architecture(said, sequence_length))
+    near = difflib.get_close_matches(said, architectures(), n=1)
+    remedy = f"did you mean {near[0]}?" if near else "give a script, config.json or module:function"
+    raise ConfigError([Problem("MODEL", "no such model is known", remedy, said)])
+
+
+@cache
+def architectures() -> dict[str, dict[str, Any]]:
+    """Public ones, by name."""
+    text = Path(__file__).with_name("architectures.yaml").read_text(encoding="utf-8")
+    known: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return known
+
+
+def from_architecture(name: str, sequence_length: int | None = None) -> Subject:
+    """A public model, made from its numbers."""
+    numbers = {k: v for k, v in architectures()[name].items() if k != "source"}
+    kind = numbers.pop("kind")
+    if kind == "resnet":
+        return _images(name, int(numbers["image"]), int(numbers["classes"]))
+    return _hugging_face(name, {"model_type": kind, **numbers}, sequence_length)
+
+
+def _from_json(path: Path, sequence_length: int | None) -> Subject:
+    try:
+        numbers = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = Problem("MODEL", f"cannot be read ({error})", "give a config.json", str(path))
+        raise ConfigError([problem]) from error
+    return _hugging_face(path.parent.name or path.stem, numbers, sequence_length)
+
+
+def _hugging_face(name: str, numbers: dict[str, Any], sequence_length: int | None) -> Subject:
+    transformers = require("transformers", extra="plan")
+    config = transformers.AutoConfig.for_model(
+        **{
+            "use_cache": False,
+            "tie_word_embeddings": numbers.get("model_type") == "bert",
+            **numbers,
+        }
+    )
+    is_masked = config.model_type == "bert"
+    kind = transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForCausalLM
+    longest = getattr(config, "max_position_embeddings", None) or config.n_positions
+    length = sequence_length or int(longest)
+    return Subject(
+        name=name,
+        model=lambda: kind.from_config(config),
+        loss=_masked_loss if is_masked else causal_lm_loss,
+        batch=token_batch(config.vocab_size, length),
+        tokens_per_sample=length,
+        varies_length=True,
+    )
+
+
+def _masked_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    logits = model(input_ids=batch[0]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[1].flatten())
+
+
+def _images(name: str, side: int, classes: int) -> Subject:
+    def batch(samples: int, length: float) -> Any:  # noqa: ARG001 - an image has no length
+        return torch.zeros(samples, 3, side, side), torch.zeros(samples, dtype=torch.int64)
+
+    def loss(model: nn.Module, pair: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(pair[0]), pair[1])
+
+    return Subject(name, lambda: ResNet50(classes), loss, batch)
+
+
+def _from_import(said: str) -> Subject:
+    module, _, name = said.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        problem = Problem("MODEL", f"cannot be had ({error})", "write module:function", said)
+        raise ConfigError([problem]) from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(made, Subject):
+        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.subject.Subject"
+        raise ConfigError([Problem("MODEL", rule, "return a Subject", said)])
+    return made
+
+
+def from_script(path: str, words: Sequence[str] = ()) -> Found:
+    """Run the script up to `Trainer.fit`, and take what it was about to train."""
+    if not Path(path).is_file():
+        raise ConfigError([Problem("SCRIPT", "no such file", "give the path of a script", path)])
+    before, where = sys.argv, str(Path(path).resolve().parent)
+    sys.argv = [path, *words]
+    sys.path.insert(0, where)
+    try:
+        with intercepting():
+            runpy.run_path(path, run_name="__main__")
+    except Intercepted as caught:
+        return Found(_subject_of(Path(path).stem, caught), caught.resolved)
+    finally:
+        sys.argv = before
+        sys.path.remove(where)
+    rule = "ended without calling Trainer.fit"
+    raise ConfigError([Problem("SCRIPT", rule, "plan needs the Trainer's task and data", path)])
+
+
+def _subject_of(name: str, caught: Intercepted) -> Subject:
+    task, optimization = caught.task, caught.resolved.config.optimization
+
+    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        make: Callable[..., torch.optim.Optimizer] = task.optimizer
+        return make(parameters, optimization)
+
+    def batch(samples: int, length: float) -> Any:  # noqa: ARG001 - the data says how long it is
+        return caught.batch(samples)
+
+    first = caught.batch(1)
+    return Subject(
+        name,
+        task.model,
+        task.loss,
+        batch,
+        optimizer or default_optimizer,
+        tokens_per_sample=_sequence_length(first),
+    )
+
+
+def _sequence_length(batch: Any) -> int | None:
+    """Whole numbers in two dimensions are tokens."""
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() == 2 and not leaf.is_floating_point():
+            return int(leaf.shape[1])
+    return None

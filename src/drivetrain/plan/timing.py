@@ -1,0 +1,234 @@
+"""Seconds per step, by what they go to.
+
+Compute: operations at the rate that large products reach, what other operations read and write at
+the memory's. Exchanges: a ring's time; what the program lets go on beside computing is hidden as
+far as the device can. Pipelines: the slowest stage, and the bubble. Nothing is fitted to a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from drivetrain.cluster.description import Cluster, Device
+from drivetrain.config.schema import Pipeline
+from drivetrain.parallel.pipeline.schedules import bubble
+from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.links import neighbours_along, ring_along
+from drivetrain.plan.numbers import PartNumbers, WorkNumbers, part_numbers
+from drivetrain.plan.profile import ModelProfile
+from drivetrain.plan.stages import stage_parts
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step."""
+
+    compute: float
+    recompute: float
+    """The part of backward that does forward again."""
+    exchange: dict[str, float]
+    """Exposed, by axis."""
+    bubble: float
+    optimizer: float
+    hidden: float = 0.0
+    """Exchange that computing hides; not part of the total."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self.components().values())
+
+    def components(self) -> dict[str, float]:
+        """By name."""
+        named = {f"exchange {axis}": s for axis, s in self.exchange.items() if s > 0}
+        return {
+            "compute": self.compute,
+            "recompute": self.recompute,
+            **named,
+            "bubble": self.bubble,
+            "optimizer": self.optimizer,
+        }
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage's micro-batch."""
+
+    forward: float
+    backward: float
+    tp: float
+
+
+def step_time(
+    profile: ModelProfile, plain: ModelProfile, candidate: Candidate, cluster: Cluster
+) -> StepTime:
+    """Of one step. `plain` is the profile without recomputation."""
+    device = _device(cluster)
+    layout = candidate.layout
+    length = 1.0 / layout.cp
+    size = (candidate.micro_batch_size, length, layout.tp)
+    numbers = part_numbers(profile, *size)
+    once = part_numbers(plain, *size)
+    stages = stage_parts(profile, layout.pp)
+    times = [_stage(numbers, parts, candidate, cluster) for parts in stages]
+    slowest = max(range(len(stages)), key=lambda i: times[i].forward + times[i].backward)
+    stage = times[slowest]
+    parts = [numbers[i] for i in stages[slowest]]
+    turns = candidate.accumulation
+    again = sum(
+        _seconds(numbers[i].backward, device, candidate.precision)
+        - _seconds(once[i].backward, device, candidate.precision)
+        for i in stages[slowest]
+    )
+    again = max(0.0, again)
+    work = turns * (stage.forward + stage.backward)
+    exchange, hidden = _data_exchange(parts, stage, candidate, cluster)
+    exchange["tp"] = turns * stage.tp
+    exchange["cp"] = _context_exchange(profile, candidate, cluster)
+    exchange["pp"] = _hand_over(profile, candidate, cluster)
+    idle = bubble(Pipeline(schedule=candidate.schedule), layout.pp, turns) if layout.pp > 1 else 0.0
+    busy = work + exchange["tp"]
+    return StepTime(
+        compute=work - turns * again,
+        recompute=turns * again,
+        exchange=exchange,
+        bubble=busy * idle / (1.0 - idle),
+        optimizer=_optimizer(profile, parts, candidate, cluster),
+        hidden=hidden,
+    )
+
+
+def _device(cluster: Cluster) -> Device:
+    if cluster.device is None:
+        raise ValueError("a cluster without its device's figures cannot be timed")
+    return cluster.device
+
+
+def _stage(
+    numbers: Sequence[PartNumbers],
+    parts: tuple[int, ...],
+    candidate: Candidate,
+    cluster: Cluster,
+) -> _Stage:
+    device = _device(cluster)
+    counts = {index: parts.count(index) for index in set(parts)}
+    ring = ring_along(candidate.layout, cluster, "tp")
+    forward = backward = tp = 0.0
+    for index, count in counts.items():
+        part = numbers[index]
+        forward += count * _seconds(part.forward, device, candidate.precision)
+        backward += count * _seconds(part.backward, device, candidate.precision)
+        for kind, size, calls in (*part.forward.exchanges, *part.backward.exchanges):
+            tp += count * ring.seconds(kind, size, calls)
+    return _Stage(forward, backward, tp)
+
+
+def _seconds(work: WorkNumbers, device: Device, precision: str) -> float:
+    rate = device.flops.get(precision) or device.flops["fp32"]
+    if device.small_product_flops and work.num_products:
+        each = work.flops / work.num_products
+        rate *= each / (each + device.small_product_flops)
+    busy = work.flops / rate + work.moved_bytes / device.memory_bytes_per_s
+    calls = work.num_operations * device.operation_s
+    # an accelerator works while the host prepares what is next
+    return max(busy, calls) if device.is_accelerator else busy + calls
+
+
+def _data_exchange(
+    parts: Sequence[PartNumbers], stage: _Stage, candidate: Candidate, cluster: Cluster
+) -> tuple[dict[str, float], float]:
+    """Gradients, and for shards weights: (exposed by axis, hidden)."""
+    layout, device = candidate.layout, _device(cluster)
+    trained = sum(part.trained for part in parts)
+    whole = sum(part.parameters for part in parts)
+    exposed: dict[str, float] = {}
+    hidden = 0.0
+
+    def beside(seconds: float, compute_s: float) -> float:
+        nonlocal hidden
+        covered = min(seconds * device.overlap, compute_s)
+        hidden += covered
+        return seconds - covered
+
+    blocks = max(1, len(parts))
+    is_sharded = candidate.strategy == "fsdp" or candidate.zero_stage == 3
+    if is_sharded and candidate.num_shards > 1:
+        ring = ring_along(layout, cluster, "dp_shard", "cp")
+        ratio = 1.0 if candidate.precision == "fp32" else 0.5
+        turns = candidate.accumulation
+        gather = ring.seconds("all_gather", whole * ratio, blocks)
+        scatter = ring.seconds("reduce_scatter", trained, blocks)
+        if candidate.zero_stage == 3:
+            scatter *= turns
+        forward = beside(turns * gather, turns * stage.forward)
+        backward = beside(turns * gather + scatter, turns * stage.backward)
+        exposed["dp_shard"] = forward + backward
+        trained /= candidate.num_shards
+    elif candidate.strategy == "deepspeed" and layout.dp_shard > 1:
+        ring = ring_along(layout, cluster, "dp_shard")
+        turns = candidate.accumulation if candidate.zero_stage == 2 else 1
+        reduce = ring.seconds("all_reduce", trained * turns, blocks * turns)
+        gather = ring.seconds("all_gather", whole, blocks)  # after the step, beside nothing
+        exposed["dp_shard"] = beside(reduce, turns * stage.backward) + gather
+    if layout.dp_replicate > 1:
+        ring = ring_along(layout, cluster, "dp_replicate")
+        calls = max(1.0, trained / 25e6)
+        exposed["dp_replicate"] = beside(ring.seconds("all_reduce", trained, calls), stage.backward)
+    return exposed, hidden
+
+
+def _context_exchange(profile: ModelProfile, candidate: Candidate, cluster: Cluster) -> float:
+    """Keys and values of the whole sequence, gathered in every block, forward and back."""
+    layout = candidate.layout
+    if layout.cp == 1:
+        return 0.0
+    hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0, layout.tp)
+    ring = ring_along(layout, cluster, "cp")
+    blocks = profile.shape.num_blocks / layout.pp
+    each = ring.seconds("all_gather", 2 * hidden) + ring.seconds("reduce_scatter", 2 * hidden)
+    return candidate.accumulation * blocks * each
+
+
+def _hand_over(profile: ModelProfile, candidate: Candidate, cluster: Cluster) -> float:
+    """Hidden states between stages: a message each way per micro-batch."""
+    layout, device = candidate.layout, _device(cluster)
+    if layout.pp == 1:
+        return 0.0
+    link = neighbours_along(layout, cluster, "pp")
+    size = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0 / layout.cp, layout.tp)
+    each = size / link.bytes_per_s + link.latency_s
+    exposed = 2 * (layout.pp - 1) + 2 * candidate.accumulation * (1.0 - device.overlap)
+    return exposed * each
+
+
+def _optimizer(
+    profile: ModelProfile, parts: Sequence[PartNumbers], candidate: Candidate, cluster: Cluster
+) -> float:
+    device = _device(cluster)
+    shards = candidate.num_shards if candidate.strategy in ("fsdp", "deepspeed") else 1
+    trained = sum(part.trained for part in parts) / shards
+    moved = trained * profile.optimizer_moved
+    calls = sum(part.num_weights for part in parts) * profile.optimizer_operations
+    if candidate.offload == "cpu" and device.is_accelerator:
+        host = cluster.host_link.bytes_per_s if cluster.host_link else 12e9
+        # weights down, gradients up, and the step itself at the host's pace
+        return 2 * trained / host + moved / _HOST_BYTES_PER_S
+    if device.is_accelerator:
+        return moved / device.memory_bytes_per_s
+    return moved / device.memory_bytes_per_s + calls * device.operation_s
+
+
+# of one process beside seven others on a server's memory; assumed
+_HOST_BYTES_PER_S = 20e9
+
+
+@lru_cache(maxsize=1)
+def assumptions() -> tuple[str, ...]:
+    """What is assumed and not measured, for reports."""
+    return (
+        "attention is counted in full, as torch counts it, also where it is causal",
+        "an exchange is a ring; links are not shared with other jobs",
+        "loading data is faster than the step",
+    )

@@ -1,0 +1,221 @@
+"""Trace: one training step on fake tensors, and what was alive after each operation.
+
+Nothing is computed and nothing allocated: fake tensors know their shapes only. What is counted is
+storage, once, however many views there are of it; weights, buffers and optimizer state were there
+before and are not part of it. The step is told apart into parts (what comes before the repeated
+blocks, each block, what follows), forward and backward.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from drivetrain.plan.flops import flops_of
+
+_PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
+
+
+@dataclass
+class Span:
+    """Operations of one part in one direction, in order."""
+
+    live: list[int] = field(default_factory=list)
+    """Bytes alive after each operation, gradients of weights left out, counted from the step's
+    beginning."""
+    gradients: list[int] = field(default_factory=list)
+    """Bytes of weights' gradients after each operation."""
+    begins_at: int = 0
+    """`live` when the part began."""
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    """Read and written by operations that are not products: what memory bandwidth limits."""
+    num_operations: int = 0
+    num_products: int = 0
+    exchanged: dict[str, list[float]] = field(default_factory=dict)
+    """Bytes handed to each collective, by its kind, call by call."""
+
+
+@dataclass
+class StepTrace:
+    """One step, part by part: 0 is the front, then the blocks, last the back with the loss."""
+
+    forward: list[Span]
+    backward: list[Span]
+    optimizer: Span = field(default_factory=Span)
+    optimizer_bytes: dict[int, int] = field(default_factory=dict)
+    """State per weight, by its position."""
+    hand_over_bytes: int = 0
+    """The hidden state between two blocks."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """Sees every operation, and every storage come and go."""
+
+    def __init__(self, known: Sequence[torch.Tensor], num_parts: int) -> None:
+        super().__init__()
+        self.trace = StepTrace(
+            [Span() for _ in range(num_parts)], [Span() for _ in range(num_parts)]
+        )
+        self._span = self.trace.forward[0]
+        self._live = self._gradients = 0
+        self._sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._is_gradient: set[int] = set()
+        self._ignored = {_key(local) for tensor in known for local in _plain_parts(tensor)}
+
+    def begin(self, span: Span) -> None:
+        """What follows belongs to `span`."""
+        if not span.live:
+            span.begins_at = self._live
+        self._span = span
+        self._note()
+
+    def mark_gradient(self, parameter: torch.Tensor) -> None:
+        """A weight's gradient is complete: from here on it is counted as such."""
+        if parameter.grad is None:
+            return
+        for local in _plain_parts(parameter.grad):
+            key = _key(local)
+            if key in self._sizes and key not in self._is_gradient:
+                self._is_gradient.add(key)
+                size = self._sizes[key][1]
+                self._live -= size
+                self._gradients += size
+        self._note()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Let it happen, then count."""
+        if any(kind not in _PLAIN for kind in types):
+            return NotImplemented  # a tensor in parts: what it does with them is seen next
+        out = func(*args, **(kwargs or {}))
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        is_new = [self._see(tensor) for tensor in results]
+        span = self._span
+        flops = flops_of(func, args, kwargs or {}, out)
+        span.flops += flops
+        if not flops and (any(is_new) or _is_in_place(func)):
+            inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            span.moved_bytes += sum(map(_bytes, inputs)) + sum(map(_bytes, results))
+        span.num_products += bool(flops)
+        span.num_operations += bool(flops) or any(is_new) or _is_in_place(func)
+        self._note_exchange(func, args)
+        self._note()
+        return out
+
+    def _note(self) -> None:
+        self._span.live.append(self._live)
+        self._span.gradients.append(self._gradients)
+
+    def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
+        kind = _COLLECTIVES.get(func._schema.name)  # noqa: SLF001 - its only public spelling
+        if kind is not None and isinstance(args[0], torch.Tensor):
+            size = _bytes(args[0])
+            if kind == "all_gather":
+                size *= int(args[1])  # of the whole
+            self._span.exchanged.setdefault(kind, []).append(float(size))
+
+    def _see(self, tensor: torch.Tensor) -> bool:
+        """Whether this storage is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001 - the storage's identity
+        if key in self._ignored or key in self._sizes:
+            return False
+        size = storage.nbytes()
+        self._sizes[key] = (weakref.ref(storage, lambda _: self._gone(key)), size)
+        self._live += size
+        return True
+
+    def _gone(self, key: int) -> None:
+        _, size = self._sizes.pop(key)
+        if key in self._is_gradient:
+            self._is_gradient.remove(key)
+            self._gradients -= size
+        else:
+            self._live -= size
+
+
+_COLLECTIVES = {
+    "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_reduce_": "all_reduce",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+    "_c10d_functional::all_to_all_single": "all_to_all",
+}
+
+
+def _is_in_place(func: Any) -> bool:
+    return bool(func._schema.is_mutable)  # noqa: SLF001 - its only public spelling
+
+
+def _key(tensor: torch.Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
+    return key
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor itself, or this rank's part of it."""
+    local = getattr(tensor, "_local_tensor", None)
+    return [tensor if local is None else local]
+
+
+@contextmanager
+def following_parts(
+    model: nn.Module, blocks: Sequence[nn.Module], seen: LiveBytes
+) -> Iterator[None]:
+    """While this lasts, operations are counted to the part they belong to."""
+    handles: list[Any] = []
+    for index, block in enumerate(blocks):
+        handles.append(block.register_forward_pre_hook(_enters(index, seen), with_kwargs=True))
+    if blocks:
+        handles.append(blocks[-1].register_forward_hook(_leaves(len(blocks), seen)))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(seen.mark_gradient))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _enters(index: int, seen: LiveBytes) -> Callable[..., None]:
+    """A block begins; when the gradient of what it was given is there, its backward is through."""
+    trace = seen.trace
+
+    def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(hidden, torch.Tensor):
+            trace.hand_over_bytes = max(trace.hand_over_bytes, _bytes(hidden))
+            if hidden.requires_grad:
+                hidden.register_hook(lambda _: seen.begin(trace.backward[index]))
+        seen.begin(trace.forward[index + 1])
+
+    return hook
+
+
+def _leaves(index: int, seen: LiveBytes) -> Callable[..., None]:
+    """The last block ends; when the gradient of what it gave is there, its backward begins."""
+    trace = seen.trace
+
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
+            hidden.register_hook(lambda _: seen.begin(trace.backward[index]))
+        seen.begin(trace.forward[-1])
+
+    return hook

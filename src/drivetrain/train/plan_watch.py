@@ -1,0 +1,88 @@
+"""Holds a run against its plan: plan.json goes into its directory; a run that strays says so.
+
+`drivetrain train --plan` names this hook and the plan's file in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.core.files import write_whole
+from drivetrain.core.units import readable_bytes
+from drivetrain.train.hooks import Hook
+
+if TYPE_CHECKING:
+    from drivetrain.train.trainer import Trainer
+
+PLAN_VARIABLE = "DRIVETRAIN_PLAN"
+CHECKED_AT = 20
+WARM_UP = 5
+# a plan for a probed machine was within 10% in the median; less than twice that is not worth a word
+STRAYS = 0.25
+
+
+class PlanWatch(Hook):
+    """Times the first steps; on the main rank it compares and speaks."""
+
+    def __init__(self) -> None:
+        self._plan: dict[str, Any] = json.loads(Path(os.environ[PLAN_VARIABLE]).read_text())
+        self._steps: list[float] = []
+        self._began_s = 0.0
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """The plan belongs to the run from now on."""
+        if trainer.is_main and trainer.run_dir is not None:
+            write_whole(trainer.run_dir / "plan.json", json.dumps(self._plan, indent=2) + "\n")
+
+    def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
+        """A step begins."""
+        self._began_s = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
+        """At step 20 the comparison is made, once."""
+        if len(self._steps) >= CHECKED_AT:
+            return
+        self._steps.append(time.perf_counter() - self._began_s)
+        if len(self._steps) == CHECKED_AT and trainer.is_main and trainer.run_dir is not None:
+            check = compare(self._plan, median(self._steps[WARM_UP:]), _peak_bytes())
+            write_whole(trainer.run_dir / "plan-check.json", json.dumps(check, indent=2) + "\n")
+            sys.stderr.write(f"plan: at step {step} {check['says']}\n")
+
+
+def compare(plan: dict[str, Any], step_s: float, peak_bytes: float | None) -> dict[str, Any]:
+    """What was measured beside what was predicted, and a sentence about it."""
+    predicted = plan["plans"][0]
+    expected = float(predicted["step_s"]["total"])
+    off = step_s / expected - 1.0
+    says = f"a step takes {_spoken(step_s)}, {_spoken(expected)} was predicted ({off:+.0%})"
+    strays = abs(off) > STRAYS
+    if peak_bytes is not None:
+        most = float(predicted["memory_bytes"]["total"])
+        says += f"; memory {readable_bytes(peak_bytes)}, {readable_bytes(most)} was predicted"
+        strays = strays or peak_bytes > 1.03 * most
+    if strays:
+        says += "; the run strays from its plan: measure the machine anew (drivetrain probe)"
+    return {
+        "step_s": step_s,
+        "predicted_step_s": expected,
+        "peak_bytes": peak_bytes,
+        "strays": strays,
+        "says": says,
+    }
+
+
+def _peak_bytes() -> float | None:
+    """Known on CUDA only."""
+    return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

@@ -1,0 +1,283 @@
+"""The planner's arithmetic, and one trace held against the real allocator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from drivetrain.cluster.catalogue import catalogue
+from drivetrain.cluster.description import Cluster, Device, Link
+from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
+from drivetrain.core.errors import ConfigError
+from drivetrain.parallel.layout import Layout
+from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.estimate import CONTEXT_BYTES, FRAGMENTED
+from drivetrain.plan.for_launch import settings_of
+from drivetrain.plan.growth import Size, fit
+from drivetrain.plan.links import Ring, ring_along
+from drivetrain.plan.memory import worst_memory
+from drivetrain.plan.plan import make_plan
+from drivetrain.plan.profile import Way
+from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.search import Question
+from drivetrain.plan.sources import find_subject, from_script
+from drivetrain.plan.stages import stage_parts
+from drivetrain.plan.subject import Subject
+from drivetrain.train.plan_watch import compare
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 64, layers: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, 100)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def batch(samples: int, length: float) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.zeros(samples, round(32 * length), dtype=torch.int64)
+    return ids, ids.clone()
+
+
+@pytest.fixture(scope="module")
+def profiler() -> Profiler:
+    return Profiler(Subject("net", Net, loss, batch, tokens_per_sample=32, varies_length=True))
+
+
+def cluster(memory: float = 80e9, nodes: int = 2, between: float = 50e9) -> Cluster:
+    device = Device("toy", int(memory), {"fp32": 1e13, "bf16": 1e14}, 1e12, 1e-6)
+    return Cluster(nodes, 8, int(memory), device, Link(3e11, 5e-6), Link(between, 1e-5), name="toy")
+
+
+def test_growth_is_exact_where_it_was_fitted_and_between() -> None:
+    def truth(b: float, s: float, tp: int) -> float:
+        return 7 + 3 * s + b * (5 * s + 2 * s * s) + (11 + 4 * b * s) / tp
+
+    samples = {
+        Size(b, s, tp): np.array(truth(b, s, tp))
+        for b in (2, 4)
+        for s in (1.0, 0.5)
+        for tp in (2, 4)
+    }
+    found = fit(samples)
+    for b, s, tp in ((1, 1.0, 2), (16, 2.0, 8), (3, 0.25, 16)):
+        assert found.one(b, s, tp) == pytest.approx(truth(b, s, tp))
+
+
+def test_a_trace_agrees_with_the_allocator(profiler: Profiler) -> None:
+    """A real step, every allocation counted: the prediction is within a percent of it."""
+    predicted = worst_memory(
+        profiler.profile(Way()), Candidate(Layout(), micro_batch_size=24)
+    ).total
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as seen:
+        model, data = Net(), batch(24, 1.0)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            loss(model, data).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+        if event.name() == "[memory]"
+    )
+    measured = np.cumsum([change for _, change in changes]).max()
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+def test_blocks_that_are_alike_are_traced_once(profiler: Profiler) -> None:
+    assert profiler.shape.kept == (0, 1, 5)
+    assert profiler.shape.stands_for == (0, 1, 1, 1, 1, 2)
+    assert profiler.profile(Way()).num_parameters == sum(p.numel() for p in Net().parameters())
+
+
+def test_recomputing_saves_memory_and_costs_operations(profiler: Profiler) -> None:
+    plain, again = profiler.profile(Way()), profiler.profile(Way(recompute="full"))
+    assert again.saved_bytes(8) < 0.5 * plain.saved_bytes(8)
+    # not a third more: what a block's last product gave is not needed again
+    assert 1.1 * plain.flops(8) < again.flops(8) < 4 / 3 * plain.flops(8)
+
+
+def test_stages_have_every_part_once(profiler: Profiler) -> None:
+    profile = profiler.profile(Way())
+    stages = stage_parts(profile, 3)
+    assert [part for stage in stages for part in stage] == profile.shape.positions()
+
+
+def test_shards_take_less_and_copies_take_all(profiler: Profiler) -> None:
+    profile = profiler.profile(Way())
+    copies = worst_memory(profile, Candidate(Layout(dp_replicate=8)))
+    shards = worst_memory(profile, Candidate(Layout(dp_shard=8), "fsdp"))
+    assert shards.optimizer == pytest.approx(copies.optimizer / 8)
+    assert shards.total < copies.total
+
+
+def test_a_ring_costs_what_rings_cost() -> None:
+    ring = Ring(4, Link(1e9))
+    assert ring.seconds("all_reduce", 4e9) == pytest.approx(6.0)
+    assert ring.seconds("all_gather", 4e9) == pytest.approx(3.0)
+    assert Ring(1, Link(1e9)).seconds("all_reduce", 4e9) == 0
+
+
+def test_tp_stays_inside_a_node_and_copies_cross_it() -> None:
+    layout, there = Layout(dp_replicate=2, tp=8), cluster()
+    assert ring_along(layout, there, "tp").link == there.inside
+    across = ring_along(layout, there, "dp_replicate").link
+    assert across.bytes_per_s == there.between.bytes_per_s  # type: ignore[union-attr]
+    # eight ranks of one node in the same ring have eight ways out
+    wide = ring_along(Layout(dp_replicate=16), there, "dp_replicate").link
+    assert wide.bytes_per_s == there.inside.bytes_per_s  # type: ignore[union-attr]
+
+
+def test_a_small_model_is_copied_and_a_large_one_sharded(profiler: Profiler) -> None:
+    question = Question(64, precisions=("fp32",), strategies=("ddp", "fsdp"))
+    plan = make_plan(profiler, cluster(), question)
+    assert plan.best is not None
+    assert plan.best.candidate.strategy == "ddp"
+    tight = make_plan(profiler, cluster(memory=(CONTEXT_BYTES + 3e6) / (1 - FRAGMENTED)), question)
+    assert tight.best is not None
+    assert tight.best.candidate.strategy == "fsdp"
+    assert "ddp" not in {
+        one.candidate.strategy for one in tight.ranked if one.candidate.layout.dp > 1
+    }
+
+
+def test_nothing_fits_is_an_answer(profiler: Profiler) -> None:
+    question = Question(64, precisions=("fp32",), strategies=("ddp",))
+    tiny = cluster(memory=(CONTEXT_BYTES + 1e5) / (1 - FRAGMENTED), nodes=1)
+    plan = make_plan(profiler, tiny, question)
+    assert plan.best is None
+    assert plan.nearest_misses
+    assert "needs" in plan.why_not["ddp"]
+
+
+def test_a_batch_that_no_layout_divides_is_refused(profiler: Profiler) -> None:
+    with pytest.raises(ConfigError, match="global_batch_size = 3: no layout of 16 devices"):
+        make_plan(profiler, cluster(), Question(3, strategies=("fsdp",), max_pp=1))
+
+
+def test_every_figure_of_the_catalogue_has_a_source() -> None:
+    known = catalogue()
+    for entries in (known.devices, known.links, known.instances):
+        assert all(len(entry.source) > 10 for entry in entries.values())  # type: ignore[attr-defined]
+    for name in ("v100", "t4", "a10", "l4", "a100-40", "a100-80", "h100", "h200", "b200", "mi300x"):
+        assert name in known.devices
+    assert all(cluster_from(ClusterFile(instance=name)).device for name in known.instances)
+
+
+def test_clusters_by_name() -> None:
+    found = load_cluster("p5.48xlarge:8")
+    assert (found.num_devices, found.price_per_node_hour) == (64, 98.32)
+    assert load_cluster("h100:16").num_nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("h10:8", "did you mean h100?"),
+        ("h100:x", "the count is no whole number"),
+        ("h100:12", "devices come in nodes of 8"),
+        ("nowhere.yaml", "No such file"),
+    ],
+)
+def test_a_mistyped_cluster_is_explained(said: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
+        load_cluster(said)
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("device: h100\nnode: 4\n")
+    with pytest.raises(ConfigError, match="did you mean nodes"):
+        load_cluster(str(path))
+
+
+def test_a_run_that_strays_says_so() -> None:
+    plan = {"plans": [{"step_s": {"total": 0.1}, "memory_bytes": {"total": 1e9}}]}
+    assert not compare(plan, 0.11, None)["strays"]
+    assert compare(plan, 0.2, None)["strays"]
+    assert compare(plan, 0.1, 1.1e9)["strays"]
+    assert "+100%" in compare(plan, 0.2, None)["says"]
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from drivetrain import Task, Trainer, load_config
+
+def loss(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+config = load_config(defaults={"global_batch_size": 8, "max_steps": 3, "seed": 7})
+data = TensorDataset(torch.zeros(32, 4), torch.zeros(32, 2))
+try:
+    Trainer(Task(lambda: nn.Linear(4, 2), loss), config).fit(data)
+except Exception:
+    raise SystemExit("a script's own except must not see it")
+"""
+
+
+def test_a_script_is_stopped_where_it_would_train(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    found = from_script(str(path), ["global_batch_size=16"])
+    assert found.resolved is not None
+    assert found.resolved.config.global_batch_size == 16
+    inputs, targets = found.subject.batch(5, 1.0)
+    assert (inputs.shape, targets.shape) == ((5, 4), (5, 2))
+    assert not (tmp_path / "runs").exists()
+    assert Profiler(found.subject).profile(Way()).num_parameters == 10
+
+
+def test_a_script_that_never_trains_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "idle.py"
+    path.write_text("print('nothing')\n")
+    with pytest.raises(ConfigError, match="ended without calling Trainer.fit"):
+        from_script(str(path))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [("lama-3-70b", "did you mean llama-3-70b"), ("nowhere.py", "no such file")],
+)
+def test_a_mistyped_model_is_explained(said: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        find_subject(said)
+
+
+def test_the_plan_of_a_command_line_becomes_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"plans": [{"settings": {"parallel.strategy": "fsdp", "parallel.tp": 2}}]}')
+    assert settings_of(path) == ["parallel.strategy=fsdp", "parallel.tp=2"]
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="holds no plan"):
+        settings_of(path)
