@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ from drivetrain.bench.made_run import MadeRun, make_run
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
-def drivetrain(*words: object) -> subprocess.CompletedProcess[str]:
+def drivetrain(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "drivetrain", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    screen = {**os.environ, "COLUMNS": "80", "LINES": "24"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=150, check=False, cwd=cwd, env=screen
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def test_watch_prints_one_frame_into_a_pipe(run: Path) -> None:
     done = drivetrain("watch", run)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 25
+    assert len(lines) == 24
     assert "made" in lines[0]
     assert "finished" in lines[0]
     assert "4 ranks  slowest: 2" in done.stdout
@@ -52,9 +56,9 @@ def test_compare_shows_both(run: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_a_run_is_said_so(tmp_path: Path) -> None:
     for verb in ("report", "watch"):
-        done = drivetrain(verb, tmp_path / "nowhere")
+        done = drivetrain(verb, "nowhere", cwd=tmp_path)
         assert done.returncode == 2
-        assert "nowhere: no such directory; give a run's directory" in done.stderr
+        assert "RUN = nowhere: no such directory; give a run's directory" in done.stderr
         assert "Traceback" not in done.stderr
 
 
