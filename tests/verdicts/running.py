@@ -39,6 +39,7 @@ class Stage:
         adopt_orphans()  # what a template forks becomes this process's child
         self._folder = folder
         self._here = Template(folder)
+        _wake(self._here, folder / "template-here")
         self._there: list[Template] = []
         self._hosts = ExitStack()
 
@@ -56,6 +57,16 @@ class Stage:
         for template in (self._here, *self._there):
             template.close()
         self._hosts.close()
+
+
+def _wake(template: Template, path: Path) -> None:
+    """On a machine that is busy, importing torch may take minutes."""
+    try:
+        template.wake()
+    except RuntimeError:
+        deadline_s = time.monotonic() + 600
+        while not path.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from drivetrain.diagnose.straggler import Array
 
 @dataclass(frozen=True)
 class Laps:
-    """Seconds of each step on each rank, [ranks × steps]; NaN where there is no record."""
+    """Seconds of each step on each rank, [ranks × steps]."""
 
     data_wait_s: Array
     compute_s: Array
@@ -48,19 +48,19 @@ class Shares:
 
 def shares(laps: Laps) -> Shares:
     """What a step waits for: for data and checkpoints, the rank that waits longest counts."""
-    total_s = float(np.nansum(np.nanmax(laps.lap_s, axis=0)))
+    total_s = float(np.sum(np.max(laps.lap_s, axis=0)))
     if not total_s:
         return Shares(0.0, 0.0, 0.0, 0.0)
 
     def share(values: Array) -> float:
-        return float(np.nansum(values)) / total_s
+        return float(np.sum(values)) / total_s
 
     return Shares(
-        data=share(np.nanmedian(laps.data_wait_s, axis=0)),
-        communication=share(np.nanmin(laps.communication_s, axis=0)),
-        checkpoint=share(np.nanmax(laps.checkpoint_s, axis=0)),
+        data=share(np.median(laps.data_wait_s, axis=0)),
+        communication=share(np.min(laps.communication_s, axis=0)),
+        checkpoint=share(np.max(laps.checkpoint_s, axis=0)),
         # the usual step's: an evaluation now and then is not what is meant
-        between=float(np.nanmedian(laps.other_s) / max(np.nanmedian(laps.lap_s), 1e-9)),
+        between=float(np.median(laps.other_s) / max(np.median(laps.lap_s), 1e-9)),
     )
 
 
@@ -71,7 +71,7 @@ _LIMITS = {"data": 0.15, "communication": 0.35, "checkpoint": 0.10, "between": 0
 def findings(laps: Laps) -> list[Finding]:
     """What the run's steps spend too much of their time on; the largest share first."""
     measured = shares(laps)
-    lap_s = float(np.nanmedian(laps.lap_s))
+    lap_s = float(np.median(laps.lap_s))
     found = []
     for name, limit in _LIMITS.items():
         share = getattr(measured, name)

@@ -46,9 +46,9 @@ def excess_over_others(own_s: Array) -> Array:
     """[ranks × steps]: each rank's own time over the median of the other ranks', less one."""
     num_ranks = len(own_s)
     if num_ranks <= 32:
-        others = np.stack([np.nanmedian(np.delete(own_s, r, 0), axis=0) for r in range(num_ranks)])
+        others = np.stack([np.median(np.delete(own_s, r, 0), axis=0) for r in range(num_ranks)])
     else:  # leaving one of many out does not move the median by much
-        others = np.broadcast_to(np.nanmedian(own_s, axis=0), own_s.shape)
+        others = np.broadcast_to(np.median(own_s, axis=0), own_s.shape)
     result: Array = own_s / np.maximum(others, 1e-9) - 1.0
     return result
 
@@ -58,11 +58,13 @@ def slow_windows(own_s: Array) -> npt.NDArray[np.bool_]:
     num_ranks, num_steps = own_s.shape
     if num_ranks < 2 or num_steps < WINDOW:
         return np.zeros((num_ranks, max(0, num_steps - WINDOW + 1)), dtype=bool)
+    is_slowest = np.argmax(own_s, axis=0) == np.arange(num_ranks)[:, None]
+    times = np.cumsum(np.pad(is_slowest, ((0, 0), (1, 0))), axis=1, dtype=np.int32)
+    slow: npt.NDArray[np.bool_] = times[:, WINDOW:] - times[:, :-WINDOW] >= _SLOWEST_IN * WINDOW
     excess = excess_over_others(own_s)
-    is_slowest = np.argmax(np.nan_to_num(own_s, nan=-1.0), axis=0) == np.arange(num_ranks)[:, None]
-    windows = np.lib.stride_tricks.sliding_window_view(excess, WINDOW, axis=1)
-    often = np.lib.stride_tricks.sliding_window_view(is_slowest, WINDOW, axis=1).mean(axis=2)
-    slow: npt.NDArray[np.bool_] = (np.nanmedian(windows, axis=2) > EXCESS) & (often >= _SLOWEST_IN)
+    for rank in np.flatnonzero(slow.any(axis=1)):  # of thousands of ranks, a few
+        windows = np.lib.stride_tricks.sliding_window_view(excess[rank], WINDOW)
+        slow[rank] &= np.median(windows, axis=1) > EXCESS
     return slow
 
 
@@ -76,15 +78,15 @@ def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> l
         for end in ends:
             member[end - WINDOW + 1 : end + 1] = True
         others = np.delete(own_s, rank, 0)[:, member]
-        lost_s = np.maximum(0.0, own_s[rank, member] - np.nanmax(others, axis=0))
-        usual_data_s = np.nanmedian(np.delete(data_wait_s, rank, 0)[:, member], axis=0)
-        more_data_s = np.nansum(data_wait_s[rank, member] - usual_data_s)
-        more_s = np.nansum(own_s[rank, member] - np.nanmedian(others, axis=0))
+        lost_s = np.maximum(0.0, own_s[rank, member] - others.max(axis=0))
+        usual_data_s = np.median(np.delete(data_wait_s, rank, 0)[:, member], axis=0)
+        more_data_s = np.sum(data_wait_s[rank, member] - usual_data_s)
+        more_s = np.sum(own_s[rank, member] - np.median(others, axis=0))
         lags.append(
             Lag(
                 rank=int(rank),
-                excess=float(np.nanmedian(excess_over_others(own_s)[rank, member])),
-                cost=float(np.nansum(lost_s) / np.nansum(np.nanmax(lap_s, axis=0))),
+                excess=float(np.median(excess_over_others(own_s)[rank, member])),
+                cost=float(lost_s.sum() / lap_s.max(axis=0).sum()),
                 steps=(int(steps[member][0]), int(steps[member][-1])),
                 is_persistent=bool(slow[rank].mean() > 0.5 and slow[rank][-WINDOW:].any()),
                 data_share=float(more_data_s / more_s) if more_s > 0 else 0.0,

@@ -1,10 +1,10 @@
 """NonFiniteWatch: a loss that is no longer a number is stopped before it reaches the weights.
 
-On a good step it looks at one number that is on the host already. On a bad one the micro-batch is
-run once more with every operation watched, and the first that made something not finite out of
-finite inputs is written down: operation, module, line, rank, step and samples. Where the loss lives
-on a device, looking at it would make every step wait for it: there the log finds it, some steps
-later.
+On a good step it looks at one number that is on the host already. On a bad one, where the rank has
+the whole model, the micro-batch is run once more with every operation watched, and the first that
+made something not finite out of finite inputs is written down: operation, module, line, rank, step
+and samples. Where the loss lives on a device, looking at it would make every step wait for it:
+there the log finds it, some steps later.
 """
 
 from __future__ import annotations
@@ -45,34 +45,41 @@ class NonFiniteWatch:
     """Finished steps so far."""
     sample_ids: Callable[[int], list[int]]
     """Of this rank, in a step; empty for a stream."""
+    micro_batch_size: int
     inner: nn.Module
-    """The user's own module: calling it sends nothing."""
-    _at: tuple[int, int] = (-1, 0)
-    """(step, samples of it that have been through)"""
+    """The user's own module."""
+    is_whole: bool
+    """Whether calling it sends nothing: then a micro-batch can be run again on this rank alone."""
+    _step: int = -1
+    _num_turns: int = 0
+    """Micro-batches of that step that have been through."""
 
     def over(self, task: Task) -> Task:
         """The same task, with an eye on its loss."""
 
         def loss(model: nn.Module, batch: Any) -> Loss:
             found = task.loss(model, batch)
-            value = found.sum if isinstance(found, Total) else found
-            self._count(batch)
-            if not math.isfinite(value.detach().item()):
-                raise self._stop(task, batch, value.detach().item())
+            self._count_turn()
+            value = (found.sum if isinstance(found, Total) else found).item()
+            if not math.isfinite(value):
+                raise self._stop(task, batch, value)
             return found
 
         return replace(task, loss=loss)
 
-    def _count(self, batch: Any) -> None:
-        step, seen = self._at
-        seen = seen if step == self.step() else 0
-        self._at = (self.step(), seen + _num_samples(batch))
+    def _count_turn(self) -> None:
+        step = self.step()
+        self._num_turns = self._num_turns + 1 if step == self._step else 1
+        self._step = step
 
     def _stop(self, task: Task, batch: Any, value: float) -> NonFiniteLoss:
-        seen, num = self._at[1], _num_samples(batch)
-        ids = self.sample_ids(self.step())[seen - num : seen]
+        first = (self._num_turns - 1) * self.micro_batch_size
+        ids = self.sample_ids(self.step())[first : first + self.micro_batch_size]
+        operation = None
+        if self.is_whole:
+            operation = _rerun(self.inner, task, batch, nan=math.isnan(value))
         report = {
-            **_describe(self.inner, task, batch, value),
+            **_describe(self.inner, operation, batch, value),
             "step": self.step() + 1,
             "rank": self.rank,
             "loss": str(value),
@@ -89,15 +96,14 @@ class NonFiniteWatch:
         )
 
 
-def _describe(inner: nn.Module, task: Task, batch: Any, value: float) -> dict[str, Any]:
+def _describe(
+    inner: nn.Module, operation: _Operation | None, batch: Any, value: float
+) -> dict[str, Any]:
     """Where it came in: with the batch, with a parameter, or out of an operation."""
     rows: list[int] = []
     found_in, name, tensor, frames = "loss", "loss", torch.tensor(value), []
     bad_parameter = next(((n, p) for n, p in inner.named_parameters() if _is_bad(p)), None)
     bad_input = _bad_input(batch)
-    operation = None
-    if not any(isinstance(p, DTensor) for p in inner.parameters()):  # shards would send
-        operation = _rerun(inner, task, batch, nan=math.isnan(value))
     if bad_input is not None:
         found_in, (name, tensor) = "input", bad_input
         rows = _bad_rows(tensor)
@@ -210,11 +216,6 @@ def _bad_rows(tensor: torch.Tensor) -> list[int]:
     bad = ~tensor.isfinite().flatten(1).all(1) if tensor.dim() > 1 else ~tensor.isfinite()
     rows: list[int] = bad.nonzero().flatten().tolist()
     return rows
-
-
-def _num_samples(batch: Any) -> int:
-    first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), None)
-    return first.shape[0] if first is not None and first.dim() else 1
 
 
 def _is_float(leaf: Any) -> bool:

@@ -135,17 +135,21 @@ class Trainer:
     def _watched(self, assembly: Assembly, saver: Saver) -> Task:
         """The task, with an eye on its loss where that costs nothing.
 
-        fp16's scaler expects infinities now and then; a pipeline's stages have no whole loss.
+        fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
+        have no whole loss.
         """
         is_cheap = assembly.world.device.type == "cpu" and assembly.engine.scaler is None
-        if not is_cheap or assembly.config.parallel.pp > 1 or self.run_dir is None:
+        parallel = assembly.config.parallel
+        if not is_cheap or parallel.pp > 1 or parallel.tp > 1 or self.run_dir is None:
             return self.task
         watch = NonFiniteWatch(
             rank=assembly.world.rank,
             folder=RunDirectory(self.run_dir).attempt(self.attempt) / "non_finite",
             step=lambda: saver.at.step,
             sample_ids=assembly.feed.sample_ids,
+            micro_batch_size=assembly.feed.plan.micro_batch_size,
             inner=assembly.engine.spread.inner,
+            is_whole=parallel.strategy not in ("fsdp", "deepspeed") and parallel.cp == 1,
         )
         return watch.over(self.task)
 
