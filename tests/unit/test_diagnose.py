@@ -144,6 +144,18 @@ def test_a_rank_that_gloo_aborted_is_told_by_its_stack_and_the_others_calls() ->
     assert "called all_reduce [7] at train.py:44 in loss where rank 0" in finding.what
 
 
+def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
+    groups = {"tp": (0, 1), "dp": (0, 1)}
+
+    def waits_in(group: str) -> Calls:
+        return Calls((Call(group, 5, "all_reduce", ((7,),), is_done=False),), groups)
+
+    finding = hang.judge(Evidence(1, end=STALLED, calls={0: waits_in("dp"), 1: waits_in("tp")}))
+    assert finding is not None
+    assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (0, 1))
+    assert "each waits for the other" in finding.what
+
+
 def test_without_collectives_the_rank_outside_of_one_is_the_one() -> None:
     evidence = Evidence(
         1, end=STALLED, stacks={0: stacks_at(TORCHS, USERS), 1: stacks_at(OTHER_LINE, OURS)}

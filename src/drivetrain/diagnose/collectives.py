@@ -44,6 +44,11 @@ class Call:
         shapes = " ".join("[" + ", ".join(map(str, size)) + "]" for size in self.sizes)
         return f"{self.op} {shapes}".rstrip()
 
+    @property
+    def with_line(self) -> str:
+        """And where it was called."""
+        return f"{self} at {self.user_frame}" if self.user_frame else str(self)
+
 
 @dataclass(frozen=True)
 class Calls:

@@ -13,6 +13,7 @@ from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import first_difference
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
+from drivetrain.diagnose.mismatch import aborted, mismatch
 from drivetrain.diagnose.stacks import traceback_line
 
 _MEMORY = re.compile(
@@ -34,7 +35,7 @@ def judge(evidence: Evidence) -> Finding | None:
     if _is_memory(evidence, cause):
         return _out_of_memory(evidence, cause, failures)
     if int(cause["exit_code"]) == -signal.SIGABRT:
-        return hang.aborted(evidence, int(cause["rank"])) or _crash(evidence, cause, failures)
+        return aborted(evidence, int(cause["rank"])) or _crash(evidence, cause, failures)
     return _crash(evidence, cause, failures)
 
 
@@ -51,7 +52,7 @@ def _noticed_by_others(evidence: Evidence, cause: Mapping[str, Any]) -> Finding:
         return Finding(**{**found.__dict__, **changes})
     difference = first_difference(evidence.calls)
     if difference is not None:
-        return hang.mismatch(evidence, difference)
+        return mismatch(evidence, difference)
     return _crash(evidence, cause, evidence.end["failures"])
 
 

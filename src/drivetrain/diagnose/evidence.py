@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.diagnose.collectives import Calls, parse_calls
+from drivetrain.diagnose.collectives import Call, Calls, parse_calls
 from drivetrain.diagnose.stacks import Stacks, parse_stacks
 from drivetrain.record.reading import PastAttempt, RunReading
 
@@ -60,6 +60,19 @@ class Evidence:
         """`rank 3 (host h2)`."""
         host = self.host_of(rank)
         return f"rank {rank} ({host})" if host else f"rank {rank}"
+
+    def line(self, rank: int) -> str:
+        """Where in the user's own code a rank was; empty when that is not known."""
+        stacks = self.stacks.get(rank)
+        frame = stacks.main.user_frame if stacks is not None and stacks.main is not None else None
+        if frame is None and rank in self.calls:
+            pending = self.calls[rank].pending
+            frame = pending.user_frame if pending is not None else None
+        return str(frame) if frame is not None else ""
+
+    def line_of(self, rank: int, call: Call) -> str:
+        """Where it made a call; if that is not known, where it was."""
+        return str(call.user_frame) if call.user_frame is not None else self.line(rank)
 
 
 def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:

@@ -6,23 +6,14 @@ called something else; the ranks' stacks, which say where each one is; and who h
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
-from drivetrain.diagnose.collectives import (
-    Behind,
-    Call,
-    Calls,
-    Difference,
-    behind,
-    first_difference,
-    presumed,
-)
+from drivetrain.diagnose.collectives import Behind, behind, first_difference
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
+from drivetrain.diagnose.mismatch import crossed, mismatch
 from drivetrain.diagnose.stacks import Frame, Stacks, Thread, main_thread
 
-_SAME_SHAPE = "give the tensors the same shape on every rank (pad, or agree on the size first)"
 _LOADER = "torch/utils/data/dataloader.py"
 
 
@@ -47,88 +38,15 @@ def _waiting(evidence: Evidence) -> Finding | None:
         if own_fault:
             return _never_came(evidence, own_fault, each)
     if len(waits) > 1:
-        return _crossed(evidence, waits[0], waits[1])
+        return crossed(evidence, waits[0], waits[1])
     return None
-
-
-def mismatch(evidence: Evidence, found: Difference) -> Finding:
-    """Ranks called different collectives under one number."""
-    calls = dict(sorted(found.calls.items()))
-    suspects = found.odd or tuple(calls)
-    first = suspects[0]
-    other = next((rank for rank in calls if rank not in suspects), None)
-    if other is None:
-        other = next(r for r in calls if calls[r].signature != calls[first].signature)
-    same_op = calls[first].op == calls[other].op
-    line = _line_of(evidence, first, calls[first])
-    what = (
-        f"{evidence.who(first)} called {_called(evidence, first, calls[first])} where "
-        f"{evidence.who(other)} called {_called(evidence, other, calls[other])}"
-    )
-    remedy = (
-        _SAME_SHAPE
-        if same_op and calls[first].user_frame == calls[other].user_frame
-        else "every rank must call the same collectives in the same order: look for an `if` on "
-        "the rank or on data, or a return, around one of them"
-    )
-    return Finding(
-        Severity.ERROR,
-        Kind.MISMATCH,
-        what,
-        remedy,
-        tuple(
-            f"collective {found.number} of {found.group}: rank {rank} {call}"
-            f"{f' at {call.user_frame}' if call.user_frame else ''}"
-            for rank, call in list(calls.items())[:8]
-        ),
-        suspects if len(suspects) < len(calls) else tuple(calls),
-        evidence.host_of(first),
-        line,
-        evidence.attempt,
-        evidence.step,
-    )
-
-
-def aborted(evidence: Evidence, rank: int) -> Finding | None:
-    """A rank that gloo ended: it was sent more than it asked for, so two calls did not match."""
-    stacks = evidence.stacks.get(rank)
-    thread = stacks.main if stacks is not None else None
-    if thread is None or not _is_waiting(thread):
-        return None
-    others = {r: calls for r, calls in evidence.calls.items() if r != rank}
-    own = presumed(others, thread.frames)
-    everyone = dict(others)
-    if own is not None:
-        groups = next(c.groups for c in others.values() if own.group in c.groups)
-        everyone[rank] = Calls((own,), groups)
-    difference = first_difference(everyone)
-    if difference is not None:
-        return mismatch(evidence, difference)
-    pending = next((calls.latest for calls in others.values() if calls.latest), None)
-    line = _line(evidence, rank)
-    than = f" than the {pending} that {listed(list(others))} called" if pending else ""
-    # one that is ended takes what it called with it: of several nobody can tell which it was
-    ended = sorted(r for r, code in evidence.exits.items() if code == -signal.SIGABRT)
-    who = evidence.who(rank) if len(ended) < 2 else f"one of {listed(ended)} ({evidence.host})"
-    return Finding(
-        Severity.ERROR,
-        Kind.MISMATCH,
-        f"{who} called a collective of another size{than}, at {line}",
-        _SAME_SHAPE,
-        ("gloo aborts a process that is sent more than it has asked for",),
-        tuple(ended) or (rank,),
-        evidence.host_of(rank),
-        line,
-        evidence.attempt,
-        evidence.step,
-    )
 
 
 def left_early(evidence: Evidence, left: Sequence[int]) -> Finding:
     """Ranks ended as if all were done, and the others wait for them."""
     first = left[0]
     others = [rank for rank in {*evidence.stacks, *evidence.calls} if rank not in left]
-    line = _line(evidence, others[0]) if others else ""
+    line = evidence.line(others[0]) if others else ""
     waits = f", and {evidence.who(others[0])} waits for it at {line}" if others and line else ""
     return Finding(
         Severity.ERROR,
@@ -152,7 +70,7 @@ def _never_came(evidence: Evidence, missing: Sequence[int], wait: Behind) -> Fin
     return _stuck(
         evidence,
         tuple(missing),
-        f"{evidence.who(culprit)} never reached {_the(wait.call)} that {waiting} "
+        f"{evidence.who(culprit)} never reached the {wait.call.with_line} that {waiting} "
         f"{'wait' if waiting.startswith('ranks') else 'waits'} in",
     )
 
@@ -165,7 +83,7 @@ def _by_stacks(evidence: Evidence) -> Finding:
     own = [
         rank
         for rank, stacks in evidence.stacks.items()
-        if stacks is not None and stacks.main is not None and not _is_waiting(stacks.main)
+        if stacks is not None and stacks.main is not None and not stacks.main.is_in_collective
     ]
     ranks = tuple(own or evidence.stacks)
     if not ranks:
@@ -181,7 +99,7 @@ def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:
         return _no_answer(evidence, ranks)
     waits_for_data = stacks is not None and stacks.main is not None and stacks.main.is_in(_LOADER)
     worker = _stuck_worker(stacks) if waits_for_data and stacks else None
-    line = _line(evidence, ranks[0])
+    line = evidence.line(ranks[0])
     if worker is not None:
         pid, frame = worker
         what += f": it waits for its data worker (process {pid}), which is at {frame}"
@@ -213,20 +131,6 @@ def _no_answer(evidence: Evidence, silent: Sequence[int]) -> Finding:
     )
 
 
-def _crossed(evidence: Evidence, here: Behind, there: Behind) -> Finding:
-    first, second = here.waiting[0], there.waiting[0]
-    what = (
-        f"{evidence.who(first)} waits in {_the(here.call)} of {here.call.group} and "
-        f"{evidence.who(second)} in {_the(there.call)} of {there.call.group}: each waits for the "
-        "other"
-    )
-    line = _line_of(evidence, first, here.call)
-    remedy = "let every rank use its groups in the same order"
-    ranks = tuple(sorted({first, second}))
-    found = _finding(evidence, what, ranks, line, (), remedy)
-    return Finding(**{**found.__dict__, "kind": Kind.MISMATCH})
-
-
 def _finding(
     evidence: Evidence,
     what: str,
@@ -251,11 +155,6 @@ def _finding(
     )
 
 
-def _is_waiting(thread: Thread) -> bool:
-    """Whether a thread is in a collective, as far as its Python calls show."""
-    return thread.is_in("torch/distributed/") or thread.is_in("torch/autograd/graph.py")
-
-
 def _stuck_worker(stacks: Stacks) -> tuple[int, Frame] | None:
     """The data worker that is somewhere in the user's own code."""
     for pid, threads in stacks.children:
@@ -269,29 +168,6 @@ def _is_idle_worker(thread: Thread) -> bool:
     """A data worker without work sits in its own queue, below nothing but the script's start."""
     in_fetch = thread.is_in("torch/utils/data/_utils/fetch.py")
     return thread.is_in("torch/utils/data/_utils/worker.py") and not in_fetch
-
-
-def _line(evidence: Evidence, rank: int) -> str:
-    stacks = evidence.stacks.get(rank)
-    frame = stacks.main.user_frame if stacks is not None and stacks.main is not None else None
-    if frame is None and rank in evidence.calls:
-        pending = evidence.calls[rank].pending
-        frame = pending.user_frame if pending is not None else None
-    return str(frame) if frame is not None else ""
-
-
-def _line_of(evidence: Evidence, rank: int, call: Call) -> str:
-    return str(call.user_frame) if call.user_frame is not None else _line(evidence, rank)
-
-
-def _called(evidence: Evidence, rank: int, call: Call) -> str:
-    line = _line_of(evidence, rank, call)
-    return f"{call} at {line}" if line else str(call)
-
-
-def _the(call: Call) -> str:
-    where = f" at {call.user_frame}" if call.user_frame else ""
-    return f"the {call}{where}"
 
 
 def _innermost(evidence: Evidence, rank: int) -> tuple[str, ...]:

@@ -57,6 +57,11 @@ class Thread:
         )
 
     @property
+    def is_in_collective(self) -> bool:
+        """As far as its Python calls show: backward waits for gradients to travel."""
+        return self.is_in("torch/distributed/") or self.is_in("torch/autograd/graph.py")
+
+    @property
     def user_frame(self) -> Frame | None:
         """The innermost call in the user's own code."""
         return innermost_users(self.frames)
