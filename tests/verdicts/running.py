@@ -50,6 +50,8 @@ class Stage:
         if not self._there:
             hosts = self._hosts.enter_context(make_hosts(2, rate_mbit=LINK_MBIT))
             self._there = [Template(self._folder, host) for host in hosts]
+            for host, template in zip(hosts, self._there, strict=True):
+                _wake(template, self._folder / f"template-{host.name}")
         return self._there
 
     def close(self) -> None:

@@ -67,6 +67,7 @@ _TICK_S = 0.1
 _MEMBERSHIP_S = 0.5
 _MEETINGS = 5
 _STORE_PATIENCE_S = 3.0
+_LEAVING_S = 2.0
 _ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -269,16 +270,25 @@ class Supervisor(SimpleElasticAgent):
                 self._end(End(Kind.FINISHED, self._step(), 0))
             return
         # a failing rank takes others down with it; give them a moment to say why
-        deadline_s = time.monotonic() + 0.1
-        while time.monotonic() < deadline_s and len(codes) < len(self._node.workers):
-            time.sleep(0.01)
-            codes = self._node.exit_codes()
+        codes = self._wait_for_more(codes, 0.1)
         failures = [self._failure(rank, code) for rank, code in codes.items() if code != 0]
+        if root_cause(failures).is_collateral and self._worker_group.group_world_size in (None, 1):
+            # somebody here has left, and is only just ending: who it was is the verdict
+            codes = self._wait_for_more(codes, _LEAVING_S)
+            failures = [self._failure(rank, code) for rank, code in codes.items() if code != 0]
         stops_well = all(code in (0, PREEMPTED_CODE) for code in codes.values())
         is_partial = len(codes) < len(self._node.workers)
         if self._machine.state is State.DRAINING and is_partial and stops_well:
             return  # the others are still saving
         self._end(self._classify(failures), failures)
+
+    def _wait_for_more(self, codes: Mapping[int, int], patience_s: float) -> Mapping[int, int]:
+        """Exit codes after a moment, in which others may have ended too."""
+        deadline_s = time.monotonic() + patience_s
+        while time.monotonic() < deadline_s and len(codes) < len(self._node.workers):
+            time.sleep(0.01)
+            codes = self._node.exit_codes()
+        return codes
 
     def _classify(self, failures: list[RankFailure]) -> End:
         pages = self._pages()
