@@ -11,7 +11,7 @@ import pytest
 from drivetrain.record import Recorder, RunDirectory
 from drivetrain.record.outbox import Outbox
 from drivetrain.record.progress import PlainLines, Snapshot, make_progress
-from drivetrain.record.sinks import Scalars, make_sink
+from drivetrain.record.sinks import Outcome, Scalars, make_sink
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -55,7 +55,7 @@ class Stuck:
     def write(self, batch: Sequence[Scalars]) -> None:
         self.release.wait(30)
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, outcome: Outcome) -> None:
         pass
 
 

@@ -49,8 +49,9 @@ def in_a_process(code: str, *words: str) -> str:
 TWO_LIVES = """
 import sys, time
 from pathlib import Path
-from drivetrain.record import Recorder, RunDirectory
+from drivetrain.record import Recorder, RunDirectory, outbox
 from drivetrain.record.sinks import make_sink
+outbox.PATIENCE_S = 170  # a busy machine takes long to import a large library
 run = RunDirectory(Path(sys.argv[1]))
 for attempt in (1, 2):
     try:
@@ -124,7 +125,7 @@ def test_prometheus_sees_the_newest_values_and_finds_the_endpoint_by_itself(
     assert 'run="digits"} NaN' in text
     assert 'gpu="1"' in text
     assert " 3.0\n" in text
-    sink.close(failed=False)
+    sink.close("finished")
     assert not list((run.path.parent / "prometheus").glob("*.json"))
     assert metric_name("system/gpu_1_power_usage_watts") == (
         "drivetrain_system_gpu_power_usage_watts",
@@ -139,8 +140,8 @@ def test_two_runs_on_one_node_have_two_ports(run: RunDirectory, tmp_path: Path) 
     other.write_run_yaml(f"config: {{record: {{prometheus: {{port: {port}, host: 127.0.0.1}}}}}}")
     second = PrometheusSink(other)
     assert second._server.server_port not in (0, port)
-    first.close(failed=False)
-    second.close(failed=False)
+    first.close("finished")
+    second.close("finished")
 
 
 @pytest.mark.parametrize("name", ["mlflow", "prometheus", "wandb"])
@@ -157,14 +158,15 @@ def test_a_library_that_is_not_there_names_its_extra(
 UNREACHABLE = """
 import sys, time, warnings
 from pathlib import Path
-from drivetrain.record import Recorder
-from drivetrain.record.outbox import Outbox
+from drivetrain.record import Recorder, outbox
+
+outbox.PATIENCE_S = 2
 
 class Unreachable:  # a tracking server that never answers, not even to a goodbye
     name, every_s = "unreachable", 0.01
     def write(self, batch):
         time.sleep(60)
-    def close(self, *, failed):
+    def close(self, outcome):
         time.sleep(60)
 
 recorder = Recorder(Path(sys.argv[1]), [Unreachable()])
@@ -173,17 +175,17 @@ for step in range(1000):
     recorder.scalars(step, {"x": 1.0})
 handed_over_s = time.perf_counter() - began_s
 with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
     recorder.close()
 print(handed_over_s, time.perf_counter() - began_s, caught[0].message)
 """
 
 
-@pytest.mark.slow
 def test_a_sink_that_never_answers_holds_up_neither_a_step_nor_the_end(tmp_path: Path) -> None:
     said = in_a_process(UNREACHABLE, str(tmp_path / "e.jsonl")).split(maxsplit=2)
     assert float(said[0]) < 0.5
-    assert 9 < float(said[1]) < 15
-    assert said[2].startswith("sink unreachable: still busy after 10 s")
+    assert 2 <= float(said[1]) < 10
+    assert said[2].startswith("sink unreachable: still busy after 2 s")
     assert len((tmp_path / "e.jsonl").read_text().splitlines()) == 1000
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+PATIENCE_S = 30.0
+"""How long the end of a run waits for a consumer: a sink may still be importing its library."""
 
 
 class Outbox(Generic[Item]):
@@ -49,8 +51,9 @@ class Outbox(Generic[Item]):
         else:
             self.num_dropped += 1
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Consume what is left, for at most `timeout_s`."""
+    def close(self) -> None:
+        """Consume what is left, for at most `PATIENCE_S`."""
+        timeout_s = PATIENCE_S
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from drivetrain.core.errors import Preempted
 from drivetrain.record.outbox import Outbox
-from drivetrain.record.sinks import Scalars, Sink, as_json
+from drivetrain.record.sinks import Outcome, Scalars, Sink, as_json
 from drivetrain.record.step_file import SECONDS, StepTimes, StepWriter
 from drivetrain.record.system import SystemWatch, is_available
 
@@ -44,7 +45,7 @@ class Recorder:
             self._steps = StepWriter(path.with_suffix(".steps"), attempt, self._epoch_s)
             self._events = Outbox("event file", self._write)
         self._sinks = tuple(sinks)
-        self._failed = False
+        self._outcome: Outcome = "finished"
         self._outboxes = [self._outbox(sink) for sink in self._sinks]
         self._system: SystemWatch | None = None
         self._at_step = 0
@@ -52,7 +53,7 @@ class Recorder:
 
     def _outbox(self, sink: Sink) -> Outbox[Scalars]:
         def close() -> None:  # in the thread, too: a server that does not answer holds up nobody
-            sink.close(failed=self._failed)
+            sink.close(self._outcome)
 
         return Outbox(f"sink {sink.name}", sink.write, every_s=sink.every_s, at_end=close)
 
@@ -139,7 +140,8 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._failed = kind is not None
+        if kind is not None:
+            self._outcome = "preempted" if issubclass(kind, Preempted) else "failed"
         self.close()
 
     def _write(self, events: Sequence[_Event]) -> None:

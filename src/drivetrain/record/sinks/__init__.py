@@ -9,13 +9,16 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from drivetrain.record.run_directory import RunDirectory
 
 Scalars = tuple[int, float, dict[str, float]]
 """(step, seconds since the epoch, values by name)"""
+
+
+Outcome = Literal["finished", "failed", "preempted"]
 
 
 class Sink(Protocol):
@@ -29,8 +32,8 @@ class Sink(Protocol):
         """Show or store a batch, oldest first."""
         ...
 
-    def close(self, *, failed: bool) -> None:
-        """Let go of files and connections; `failed` when the attempt ends by an error."""
+    def close(self, outcome: Outcome) -> None:
+        """Let go of files and connections; told how the attempt ended."""
         ...
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.sinks import Scalars, as_json
+from drivetrain.record.sinks import Outcome, Scalars, as_json
 
 
 class JsonlSink:
@@ -24,6 +24,6 @@ class JsonlSink:
             self._file.write(json.dumps({"step": step, "time_s": time_s, **as_json(values)}) + "\n")
         self._file.flush()
 
-    def close(self, *, failed: bool) -> None:  # noqa: ARG002
+    def close(self, outcome: Outcome) -> None:  # noqa: ARG002
         """Close the file."""
         self._file.close()

@@ -13,7 +13,7 @@ from typing import Any
 from drivetrain.core.extras import require
 from drivetrain.core.files import write_whole
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.sinks import Scalars
+from drivetrain.record.sinks import Outcome, Scalars
 
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
 """What one call takes, by MLflow's own limits."""
@@ -47,13 +47,14 @@ class MLflowSink:
         for start in range(0, len(metrics), _MOST_METRICS):
             client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, outcome: Outcome) -> None:
         """Leave the attempts' own accounts there, and say how it ended."""
         client = self._open()
         attempts = self._directory.path / "attempts"
         if attempts.is_dir():
             client.log_artifacts(self._run_id, str(attempts), "attempts")
-        client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+        words = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
+        client.set_terminated(self._run_id, words[outcome])
 
     def _open(self) -> Any:
         if self._client is not None:
@@ -90,7 +91,12 @@ class MLflowSink:
             if found is not None
             else client.create_experiment(experiment, None if remote else artifacts)
         )
-        run = client.create_run(experiment_id, run_name=self._directory.path.name)
+        began_s = next((a.start.get("command_s") for a in self._directory.attempts()), None)
+        run = client.create_run(
+            experiment_id,
+            start_time=None if began_s is None else int(began_s * 1000),
+            run_name=self._directory.path.name,
+        )
         run_id = str(run.info.run_id)
         write_whole(note, json.dumps({"run_id": run_id, "experiment_id": experiment_id}) + "\n")
         return run_id

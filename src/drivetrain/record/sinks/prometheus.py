@@ -16,7 +16,7 @@ from typing import Any
 from drivetrain.core.extras import require
 from drivetrain.core.files import write_whole
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.sinks import Scalars
+from drivetrain.record.sinks import Outcome, Scalars
 
 _GPU = re.compile(r"/gpu_(\d+)_")
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
@@ -53,7 +53,7 @@ class PrometheusSink:
             for name, value in values.items():
                 self._set(name, value)
 
-    def close(self, *, failed: bool) -> None:  # noqa: ARG002
+    def close(self, outcome: Outcome) -> None:  # noqa: ARG002
         """Answer no more; a target that is gone is how Prometheus sees the end of a run."""
         self._note.unlink(missing_ok=True)
         self._server.shutdown()

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.core.extras import require
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.sinks import Scalars
+from drivetrain.record.sinks import Outcome, Scalars
 
 
 class TensorBoardSink:
@@ -20,7 +20,11 @@ class TensorBoardSink:
         require("tensorboard", extra="tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory.tensorboard))
+        attempts = directory.attempts()
+        resumed_step = int(attempts[-1].start.get("resumed_step") or 0) if attempts else 0
+        # what an earlier attempt has shown of steps that are now done again is dropped
+        purge = resumed_step + 1 if resumed_step else None
+        self._writer = SummaryWriter(str(directory.tensorboard), purge_step=purge)
         self._events: Any = self._writer.file_writer
 
     def write(self, batch: Sequence[Scalars]) -> None:
@@ -32,6 +36,6 @@ class TensorBoardSink:
             self._events.add_summary(Summary(value=points), step, time_s)
         self._writer.flush()
 
-    def close(self, *, failed: bool) -> None:  # noqa: ARG002
+    def close(self, outcome: Outcome) -> None:  # noqa: ARG002
         """Flush and close the event file."""
         self._writer.close()

@@ -11,7 +11,7 @@ from typing import Any
 from drivetrain.core.extras import require
 from drivetrain.core.files import write_whole
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.sinks import Scalars
+from drivetrain.record.sinks import Outcome, Scalars
 
 
 class WandbSink:
@@ -32,10 +32,10 @@ class WandbSink:
         for step, _, values in batch:
             run.log({**values, "step": step})
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, outcome: Outcome) -> None:
         """Finish the run."""
         if self._run is not None:
-            self._run.finish(exit_code=int(failed))
+            self._run.finish(exit_code=int(outcome != "finished"))
 
     def _open(self) -> Any:
         if self._run is not None:
