@@ -106,7 +106,7 @@ def test_a_trace_agrees_with_the_allocator(profiler: Profiler) -> None:
             optimizer.zero_grad()
     changes = sorted(
         (event.start_ns(), event.nbytes())
-        for event in seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+        for event in seen.profiler.kineto_results.events()
         if event.name() == "[memory]"
     )
     measured = np.cumsum([change for _, change in changes]).max()
@@ -154,7 +154,7 @@ def test_tp_stays_inside_a_node_and_copies_cross_it() -> None:
     assert across.bytes_per_s == there.between.bytes_per_s  # type: ignore[union-attr]
     # eight ranks of one node in the same ring have eight ways out
     wide = ring_along(Layout(dp_replicate=16), there, "dp_replicate").link
-    assert wide.bytes_per_s == there.inside.bytes_per_s  # type: ignore[union-attr]
+    assert wide.bytes_per_s == there.inside.bytes_per_s
 
 
 def test_a_small_model_is_copied_and_a_large_one_sharded(profiler: Profiler) -> None:
@@ -187,7 +187,7 @@ def test_a_batch_that_no_layout_divides_is_refused(profiler: Profiler) -> None:
 def test_every_figure_of_the_catalogue_has_a_source() -> None:
     known = catalogue()
     for entries in (known.devices, known.links, known.instances):
-        assert all(len(entry.source) > 10 for entry in entries.values())  # type: ignore[attr-defined]
+        assert all(len(entry.source) > 10 for entry in entries.values())
     for name in ("v100", "t4", "a10", "l4", "a100-40", "a100-80", "h100", "h200", "b200", "mi300x"):
         assert name in known.devices
     assert all(cluster_from(ClusterFile(instance=name)).device for name in known.instances)

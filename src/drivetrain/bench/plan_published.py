@@ -54,7 +54,7 @@ def _megatron(name: str, devices: int, batch: int, tp: int, pp: int, rate: float
     width, layers, _ = _GPTS[name]
     length, vocabulary = 2048, 51200
     # the paper's formula for operations per step
-    flops = 96 * batch * length * layers * width**2
+    flops = 96.0 * batch * length * layers * width**2
     flops *= 1 + length / (6 * width) + vocabulary / (16 * layers * width)
     seconds = flops / (rate * 1e12 * devices)
     dp = devices // (tp * pp)

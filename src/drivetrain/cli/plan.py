@@ -91,7 +91,7 @@ def question(asked: Asked, num_devices: int, config: Any) -> Any:
     return Question(
         global_batch_size=batch,
         objective=asked.objective,  # type: ignore[arg-type]  # checked above
-        precisions=("bf16", "fp32") if precision == "any" else (precision,),
+        precisions=("bf16", "fp32") if precision == "any" else (precision,),  # type: ignore[arg-type]
         strategies=strategies,  # type: ignore[arg-type]  # checked above
         steps=steps,
         deadline_s=None if asked.deadline_h is None else asked.deadline_h * 3600,

@@ -56,5 +56,5 @@ def _bars(
         sizes = [components(one).get(kind, 0.0) / unit for one in rows]
         axes.barh(names, sizes, left=start, label=kind, color=_COLOURS[index % len(_COLOURS)])
         start = [a + b for a, b in zip(start, sizes, strict=True)]
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
     axes.tick_params(axis="y", labelsize=8)

@@ -22,7 +22,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.extras import require
 from drivetrain.core.intercept import Intercepted, intercepting
 from drivetrain.plan.resnet import ResNet50
-from drivetrain.plan.subject import Subject, causal_lm_loss, default_optimizer, token_batch
+from drivetrain.plan.subject import Subject, causal_lm_loss, token_batch
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _subject_of(name: str, caught: Intercepted) -> Subject:
         task.model,
         task.loss,
         batch,
-        optimizer or default_optimizer,
+        optimizer,
         tokens_per_sample=_sequence_length(first),
     )
 

@@ -62,7 +62,7 @@ class LiveBytes(TorchDispatchMode):
     """Sees every operation, and every storage come and go."""
 
     def __init__(self, known: Sequence[torch.Tensor], num_parts: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = StepTrace(
             [Span() for _ in range(num_parts)], [Span() for _ in range(num_parts)]
         )
