@@ -4,11 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants verdicts horovod clean
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants faults horovod clean
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod ray clean
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod plan-memory plan-published clean
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray plan-memory plan-published
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -64,6 +60,7 @@ mutants:                          ## planted bugs, and where the parity certific
 
 verdicts:                         ## planted faults and clean runs, and what diagnose says of them (an hour)
 	$(BIN)/python -m tests.verdicts.campaign benchmarks/results/verdicts
+
 faults:                           ## planted faults on real hosts, and what the doctor says of each, into docs/doctor.md
 	$(BIN)/python -m tests.doctor.table docs/doctor.md
 
