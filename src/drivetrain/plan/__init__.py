@@ -1,0 +1,1 @@
+"""Fits before you pay: plan, rehearse, simulate."""
