@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray plan-memory plan-published
+.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod rehearsals simulations clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -78,6 +79,12 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/drivetrain bench reading --output benchmarks/results/reading
 	$(BIN)/drivetrain bench slow-link --output benchmarks/results/slow-link
 	$(BIN)/drivetrain bench ray --output benchmarks/results/ray
+
+rehearsals:                       ## our GPT and Llama at 8, 256 and 4,096 ranks, fsdp × tp × pp
+	$(BIN)/python -m tests.rehearse.table benchmarks/results/rehearse
+
+simulations:                      ## published runs against the simulator, and goodput by size
+	$(BIN)/drivetrain simulate --published benchmarks/results/simulate
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity

@@ -1,1 +1,1 @@
-"""What a run will take before it is started: profile → cost → search → plans."""
+"""Fits before you pay: profile → cost → search → plans; simulation of a long run."""

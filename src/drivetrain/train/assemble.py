@@ -76,13 +76,16 @@ class Assembly:
         return self.resolved.config
 
 
-def assemble(task: Task, resolved: ResolvedConfig, train: Any) -> Assembly:
-    """Join the world, spread the model, and line up the data."""
+def assemble(
+    task: Task, resolved: ResolvedConfig, train: Any, world: World | None = None
+) -> Assembly:
+    """Join the world, unless it is given; spread the model, and line up the data."""
     mark_training()
     if os.environ.get("DRIVETRAIN_LIVE"):
         resolved = resolved.choose("fault_tolerance", "live", "drivetrain train --live")
     is_live = resolved.config.fault_tolerance == "live"
-    world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
+    if world is None:
+        world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
     resolved = _choose(resolved, world.identity.world_size if is_live else world.layout.dp)
     config = resolved.config
     source = source_from(train, config.data, has_cuda=world.device.type == "cuda")

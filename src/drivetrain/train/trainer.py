@@ -102,7 +102,7 @@ class Trainer:
     ) -> None:
         config, notify = assembly.config, HookCaller(self, self.hooks)
         reporter = Reporter(assembly, recorder, self.history)
-        loop = _kind_of_loop(config)(
+        loop = kind_of_loop(config)(
             task=self._watched(assembly, saver),
             engine=assembly.engine,
             feed=assembly.feed,
@@ -182,7 +182,8 @@ class Trainer:
         return evaluate_now
 
 
-def _kind_of_loop(config: RunConfig) -> type[Loop]:
+def kind_of_loop(config: RunConfig) -> type[Loop]:
+    """Micro-batches one by one, or through a pipeline together."""
     if config.parallel.pp == 1:
         return Loop
     from drivetrain.train.pipelined_loop import PipelinedLoop  # torch's pipelines, and only then

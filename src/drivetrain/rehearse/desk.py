@@ -1,0 +1,183 @@
+"""Start the ranks that stand for all, let them meet, and gather what they saw."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.layout import Layout
+from drivetrain.rehearse.findings import Failure, Finding, RankReport, find
+from drivetrain.rehearse.sample import Chosen, choose_ranks
+from drivetrain.rehearse.worker import Part, rehearse_rank
+
+SCRIPT = "DRIVETRAIN_REHEARSE_SCRIPT"
+_GRACE_S = 3.0
+"""After a rank has failed, the others have so long to say what they saw."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants to know."""
+
+    words: tuple[str, ...]
+    world_size: int
+    ranks: str = "sample"
+    device_memory_bytes: int | None = None
+    devices_per_node: int = 8
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What came of it."""
+
+    asked: Asked
+    layout: Layout | None
+    """None when the script failed before it was known."""
+    reports: tuple[RankReport, ...]
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def process_bytes(self) -> int:
+        """Memory of all processes together."""
+        return sum(report.process_bytes for report in self.reports)
+
+
+def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehearsal:
+    """Run the script as each of the ranks that stand for all."""
+    from torch._C._distributed_c10d import TCPStore
+
+    _check(asked)
+    began = time.perf_counter()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ[SCRIPT] = asked.words[0]
+    part = Part(
+        asked.words,
+        0,
+        asked.world_size,
+        asked.devices_per_node,
+        asked.device_memory_bytes,
+        store.port,
+        asked.timeout_s,
+    )
+    ranks: list[_Process] = []
+    layout: Layout | None = None
+    try:
+        say("finding out the layout")
+        ranks.append(_Process.start(part))
+        first = ranks[0].receive(asked.timeout_s)
+        reports: list[RankReport] = []
+        if isinstance(first, Layout):
+            layout = first
+            chosen = choose_ranks(layout, asked.ranks)
+            say(f"{layout}: rehearsing {len(chosen)} of {asked.world_size:,} ranks")
+            ranks[0].connection.send(tuple(chosen))
+            others = [replace(part, rank=c.rank, chosen=tuple(chosen)) for c in chosen if c.rank]
+            ranks += [_Process.start(other) for other in others]
+            reports = _gather(ranks, chosen, asked.timeout_s, say)
+        else:
+            reports = [first]
+    finally:
+        for each in ranks:
+            each.end()
+        del os.environ[SCRIPT]
+        _end_server()
+    findings = find(reports, asked.device_memory_bytes)
+    return Rehearsal(asked, layout, tuple(reports), tuple(findings), time.perf_counter() - began)
+
+
+def _end_server() -> None:
+    """The process that ranks were forked from, which knows this script's imports."""
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
+
+
+def _check(asked: Asked) -> None:
+    problems = []
+    if asked.world_size < 2:
+        rule = "a rehearsal is of several ranks"
+        problems.append(Problem("--world-size", rule, "use 2 or more", asked.world_size))
+    if asked.words[0] != "-m" and not os.path.isfile(asked.words[0]):
+        problems.append(Problem("SCRIPT", "no such file", "give a script's path", asked.words[0]))
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass
+class _Process:
+    rank: int
+    process: BaseProcess
+    connection: Connection
+
+    @classmethod
+    def start(cls, part: Part) -> _Process:
+        context = multiprocessing.get_context("forkserver")
+        # imported once, before the fork: torch, ourselves and what the script imports first
+        context.set_forkserver_preload(["drivetrain.rehearse.ahead"])
+        here, there = context.Pipe()
+        process = context.Process(target=rehearse_rank, args=(part, there), daemon=True)
+        process.start()
+        there.close()
+        return cls(part.rank, process, here)
+
+    def receive(self, timeout_s: float) -> Layout | RankReport:
+        """Its next word; a process that is gone has failed."""
+        if not self.connection.poll(timeout_s):
+            return self._failed(f"said nothing for {timeout_s:g} s")
+        try:
+            word: Layout | RankReport = self.connection.recv()
+        except EOFError:
+            self.process.join(5)
+            return self._failed(f"ended with code {self.process.exitcode}")
+        return word
+
+    def _failed(self, message: str) -> RankReport:
+        return RankReport(self.rank, "", failure=Failure("RuntimeError", message, None))
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.connection.close()
+
+
+def _gather(
+    ranks: Sequence[_Process],
+    chosen: Sequence[Chosen],
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> list[RankReport]:
+    kinds = {each.rank: each.kind for each in chosen}
+    waiting = {each.connection: each for each in ranks}
+    reports: list[RankReport] = []
+    deadline_s = time.monotonic() + timeout_s
+    while waiting:
+        ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            break
+        for connection in ready:
+            report = waiting.pop(connection).receive(1.0)  # type: ignore[call-overload]
+            if isinstance(report, RankReport):  # the layout was said before
+                reports.append(replace(report, kind=kinds.get(report.rank, report.kind)))
+        say(f"{len(reports)} of {len(ranks)} ranks are through")
+        if any(report.failure for report in reports):
+            deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+    has_failed = any(report.failure for report in reports)
+    for late in waiting.values():
+        if not has_failed:  # otherwise it waits for the one that has
+            message = f"not through after {timeout_s:g} s"
+            failure = Failure("TimeoutError", message, None)
+            reports.append(RankReport(late.rank, kinds.get(late.rank, ""), failure=failure))
+    return sorted(reports, key=lambda report: report.rank)

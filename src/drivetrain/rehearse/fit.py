@@ -1,0 +1,249 @@
+"""What `Trainer.fit` does in a rehearsal: the same assembly and the same loop, for two steps.
+
+Left out is what needs real values or other processes: saving, evaluating, writing records. Data is
+read as ever, by this rank's own share of the plan.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.feed import Feed, Turn
+from drivetrain.parallel.parts import local_parts
+from drivetrain.rehearse.findings import Memory
+from drivetrain.rehearse.halfway import cutting_one_shard, moving_modules
+from drivetrain.rehearse.lines import Line, here
+from drivetrain.rehearse.stand_ins import StandIns
+from drivetrain.rehearse.world import RehearsedWorld
+from drivetrain.train.assemble import Assembly, assemble
+from drivetrain.train.history import StepMetrics
+from drivetrain.train.hooks import HookCaller
+from drivetrain.train.loop import Loop
+from drivetrain.train.meter import Meter
+from drivetrain.train.saver import Position
+from drivetrain.train.task import Loss, Task
+from drivetrain.train.trainer import Trainer, kind_of_loop
+
+NUM_STEPS = 2
+"""The first makes the optimizer's state, the second is like all that follow."""
+
+
+@dataclass
+class Seen:
+    """What comes to light while a rank is rehearsed, kept where an error cannot lose it."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    last_step: slice = field(default_factory=lambda: slice(0, 0))
+    """Its calls, among all."""
+    missing: tuple[tuple[str, Line | None], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def memory(self, tensors: StandIns) -> Memory:
+        """In bytes, so far."""
+        live = tensors.memory
+        return Memory(
+            self.weights, self.gradients, self.optimizer, live.peak, live.peak_line, live.over
+        )
+
+
+def rehearse_fit(
+    trainer: Trainer, train: Any, world: RehearsedWorld, tensors: StandIns, seen: Seen
+) -> None:
+    """Two steps of the user's training, as one rank of `world`."""
+    resolved = _settled(trainer.resolved)
+    lines: dict[str, Line | None] = {}
+    task = replace(
+        trainer.task,
+        model=lambda: _build(trainer.task, tensors, lines),
+        loss=lambda model, batch: _lose(trainer.task, model, batch, tensors),
+    )
+    following = tensors.memory.following_resizes()
+    with tensors, following, moving_modules(), cutting_one_shard():
+        assembly = assemble(task, resolved, train, world)
+        trainer.assembly, trainer.resolved = assembly, assembly.resolved
+        assembly.engine.meter = _Unread(world, counts=assembly.engine.spread.counts)
+        gc.collect()  # the whole model, where this rank keeps a part
+        seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
+        tensors.memory.watch(world.device_memory_bytes)
+        loop = _loop(task, assembly, tensors, _Watch(trainer, tensors, seen, lines))
+        trainer.model.train()
+        loop.run(NUM_STEPS, None)
+
+
+def _settled(resolved: ResolvedConfig) -> ResolvedConfig:
+    """What can be rehearsed, and what is left out of it."""
+    config = resolved.config
+    problems = []
+    if config.parallel.strategy not in ("ddp", "fsdp"):
+        rule = "only ddp and fsdp, with tp, pp and cp, can be rehearsed"
+        problems.append(
+            Problem("parallel.strategy", rule, "rehearse one of them", config.parallel.strategy)
+        )
+    if config.communication.compression != "none":
+        rule = "compressed gradients cannot be rehearsed"
+        key = "communication.compression"
+        problems.append(Problem(key, rule, "use none here", config.communication.compression))
+    if problems:
+        raise ConfigError(problems)
+    if config.compile.enabled:
+        resolved = resolved.choose(
+            "compile.enabled", False, "a rehearsal runs operator by operator"
+        )
+    return resolved
+
+
+def _build(task: Task, tensors: StandIns, lines: dict[str, Line | None]) -> nn.Module:
+    made_at: dict[tuple[int, str], Line | None] = {}
+
+    def note(module: nn.Module, name: str, _: Any) -> None:
+        made_at[id(module), name] = here()
+
+    hook = register_module_parameter_registration_hook(note)
+    tensors.builds = True
+    try:
+        model = task.model()
+    finally:
+        tensors.builds = False
+        hook.remove()
+    tensors.replace_weights(model)
+    for prefix, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            full = f"{prefix}.{name}" if prefix else name
+            lines[full] = made_at.get((id(module), name))
+    return model
+
+
+def _lose(task: Task, model: nn.Module, batch: Any, tensors: StandIns) -> Loss:
+    tensors.memory.doing = "computing the loss"
+    loss = task.loss(model, batch)
+    tensors.memory.doing = "going back through it"
+    return loss
+
+
+def _loop(task: Task, assembly: Assembly, tensors: StandIns, notify: _Watch) -> Loop:
+    config = assembly.config
+    return kind_of_loop(config)(
+        task=task,
+        engine=assembly.engine,
+        feed=_FakedFeed(assembly.feed, tensors),
+        recorder=_Nothing(),  # type: ignore[arg-type]  # records are not rehearsed
+        notify=notify,
+        logging_steps=config.record.logging_steps,
+        evaluate_every=None,
+        evaluate=None,
+        report=_ignore,
+        saver=_Nothing(),  # type: ignore[arg-type]  # nor is saving
+        at=Position(),
+    )
+
+
+def _ignore(metrics: list[StepMetrics]) -> None:
+    """There is nothing in them."""
+
+
+class _Nothing:
+    """Takes every call, and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class _FakedFeed:
+    """Reads real data outside of the rehearsal's tensors, and hands on stand-ins."""
+
+    def __init__(self, feed: Feed, tensors: StandIns) -> None:
+        self.plan = feed.plan
+        self._feed = feed
+        self._tensors = tensors
+
+    def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
+        for turns in self._feed.steps(total_steps, num_epochs):
+            yield self._turns(turns)
+
+    def _turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+        while True:
+            with _disable_current_modes():
+                turn = next(turns, None)
+            if turn is None:
+                return
+            yield turn[0], self._tensors.stand_in(turn[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._feed.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._feed.load_state_dict(state)
+
+    def sample_ids(self, step: int) -> list[int]:
+        return self._feed.sample_ids(step)
+
+
+class _Unread(Meter):
+    """The ranks' exchange of losses, without the losses: their values do not exist."""
+
+    def collect(self) -> list[StepMetrics]:
+        steps, self._closed = self._closed, []
+        if steps:
+            self._world.sum_floats([0.0] * len(steps))
+        return []
+
+
+class _Watch:
+    """The user's hooks, and a look at the gradients."""
+
+    def __init__(
+        self, trainer: Trainer, tensors: StandIns, seen: Seen, lines: dict[str, Line | None]
+    ) -> None:
+        self._hooks = HookCaller(trainer, trainer.hooks)
+        self._trainer = trainer
+        self._tensors = tensors
+        self._seen = seen
+        self._lines = lines
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        if name == "on_before_optimizer_step":
+            self._look_at_gradients()
+            self._tensors.memory.doing = "stepping the optimizer"
+        elif name == "on_train_batch_start" and arguments[0] == NUM_STEPS - 1:
+            self._seen.last_step = slice(len(self._tensors.calls), None)
+        self._hooks(name, *arguments)
+        if name == "on_train_batch_end":
+            self._seen.optimizer = _state_bytes(self._trainer)
+            if arguments[0] == NUM_STEPS - 1:
+                begin = self._seen.last_step.start
+                self._seen.last_step = slice(begin, len(self._tensors.calls))
+
+    def _look_at_gradients(self) -> None:
+        wanted = [
+            (name, p) for name, p in self._trainer.model.named_parameters() if p.requires_grad
+        ]
+        self._seen.missing = tuple(
+            (name, self._lines.get(name)) for name, p in wanted if p.grad is None
+        )
+        gradients = [p.grad for _, p in wanted if p.grad is not None]
+        self._seen.gradients = sum(g.numel() * g.element_size() for g in local_parts(gradients))
+
+
+def _weight_bytes(model: nn.Module) -> int:
+    kept = local_parts([*model.parameters(), *model.buffers()])
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+
+def _state_bytes(trainer: Trainer) -> int:
+    if trainer.assembly is None:
+        return 0
+    states = trainer.assembly.engine.optimizer.state.values()
+    tensors = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in local_parts(tensors))

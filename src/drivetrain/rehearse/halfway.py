@@ -1,0 +1,59 @@
+"""Where torch's own code does not get along with fake tensors, or with thousands of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def moving_modules() -> Iterator[None]:
+    """`module.to(…)` makes new parameters: torch would swap contents, which fakes do not allow."""
+    original = nn.Module._apply  # noqa: SLF001
+
+    def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        for each in module.modules() if recurse else (module,):
+            for name, weight in list(each.named_parameters(recurse=False)):
+                with torch.no_grad():
+                    moved = fn(weight)
+                if moved is not weight:
+                    each.register_parameter(name, nn.Parameter(moved, weight.requires_grad))
+            for name, buffer in list(each.named_buffers(recurse=False)):
+                setattr(each, name, fn(buffer))
+        return module
+
+    nn.Module._apply = apply  # type: ignore[method-assign]  # noqa: SLF001
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]  # noqa: SLF001
+
+
+class _Pieces:
+    """What torch.chunk gives, filled up with empty ones; a piece is made when it is asked for."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._size = -(-tensor.shape[dim] // num_chunks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        length = self._tensor.shape[self._dim]
+        start = min(index * self._size, length)
+        return self._tensor.narrow(self._dim, start, min(self._size, length - start))
+
+
+@contextmanager
+def cutting_one_shard() -> Iterator[None]:
+    """FSDP cuts every weight into all ranks' shards and keeps one: at thousands, that is slow."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    original = vars(_fsdp_param)["_chunk_with_empty"]
+    vars(_fsdp_param)["_chunk_with_empty"] = _Pieces
+    try:
+        yield
+    finally:
+        vars(_fsdp_param)["_chunk_with_empty"] = original

@@ -1,0 +1,88 @@
+"""Which ranks stand for all of them.
+
+Ranks differ by the stage they have, and at the edges of each axis: the last shard may be short, the
+last slice of the data too. Every stage is always taken together with the whole of its pipeline,
+because a stage learns from the one before what it will be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.layout import Coordinates, Layout
+
+SAMPLE, ALL_KINDS = "sample", "all-kinds"
+_INSIDE = ("dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A rank that is rehearsed, and what it stands for."""
+
+    rank: int
+    kind: str
+
+
+def choose_ranks(layout: Layout, wanted: str) -> list[Chosen]:
+    """`sample`: the first rank, and the last along each axis; `all-kinds`: every edge; or N."""
+    if wanted == SAMPLE:
+        corners = _one_edge_at_a_time(layout)
+    elif wanted == ALL_KINDS:
+        corners = _every_edge(layout)
+    else:
+        corners = _spread_out(layout, _number(wanted))
+    places = [
+        corner._replace(pp=stage) for corner in dict.fromkeys(corners) for stage in range(layout.pp)
+    ]
+    ranks = {layout.rank(place): place for place in places}
+    return [Chosen(rank, _kind(layout, ranks[rank])) for rank in sorted(ranks)]
+
+
+def _number(wanted: str) -> int:
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    rule = "neither a way to choose ranks nor a number of them"
+    raise ConfigError([Problem("--ranks", rule, "use sample, all-kinds or a number", wanted)])
+
+
+def _one_edge_at_a_time(layout: Layout) -> Iterable[Coordinates]:
+    yield Coordinates()
+    for axis in _INSIDE:
+        yield _at(**{axis: getattr(layout, axis) - 1})
+
+
+def _every_edge(layout: Layout) -> Iterable[Coordinates]:
+    edges = [sorted({0, getattr(layout, axis) - 1}) for axis in _INSIDE]
+    for digits in product(*edges):
+        yield _at(**dict(zip(_INSIDE, digits, strict=True)))
+
+
+def _spread_out(layout: Layout, number: int) -> Iterable[Coordinates]:
+    """About `number` ranks over all pipelines, evenly, first and last among them."""
+    per_stage = layout.world_size // layout.pp
+    pipelines = min(per_stage, max(1, -(-number // layout.pp)))
+    for turn in range(pipelines):
+        first = turn * (per_stage - 1) // max(1, pipelines - 1)
+        yield layout.coordinates(first)._replace(pp=0)
+
+
+def _at(**digits: Any) -> Coordinates:
+    return Coordinates()._replace(**digits)
+
+
+def _kind(layout: Layout, where: Coordinates) -> str:
+    words = []
+    if layout.pp > 1:
+        ends = {0: "first stage", layout.pp - 1: "last stage"}
+        words.append(ends.get(where.pp, f"stage {where.pp}"))
+    for axis in _INSIDE:
+        size, digit = getattr(layout, axis), getattr(where, axis)
+        if size > 1 and digit == size - 1:
+            words.append(f"last along {axis}")
+        elif digit:
+            words.append(f"{axis} {digit}")
+    return ", ".join(words) or "first rank"

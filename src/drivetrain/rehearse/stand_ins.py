@@ -1,0 +1,227 @@
+"""Tensors that are not there: shapes and lifetimes are real, contents are not.
+
+Weights, activations, gradients and optimizer state are torch's fake tensors. Whole numbers and
+single values stay real (token ids, positions, counters, optimizer steps), so that what depends on
+them happens as it would. A value that is read out of a fake tensor is answered with 1, and noted.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import _distributed_c10d as _c10d
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_map
+
+from drivetrain.rehearse.calls import NAMESPACES, Call, describe
+from drivetrain.rehearse.lines import Line, here
+from drivetrain.rehearse.mailbox import Mailbox
+from drivetrain.rehearse.memory import LiveBytes
+
+_aten = torch.ops.aten
+_READ = _aten._local_scalar_dense.default  # noqa: SLF001 - what .item() becomes
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
+_LARGEST_REAL = 2**20
+"""Whole numbers beyond so many are fake too: a mask of a long sequence with itself."""
+
+
+class StandIns(TorchDispatchMode):
+    """Active while a model is built, spread and trained; not while data is read."""
+
+    def __init__(self, memory: LiveBytes, mailbox: Mailbox | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.memory = memory
+        self.mailbox = mailbox
+        self.calls: list[Call] = []
+        self.values_read: list[Line | None] = []
+        self.builds = False
+        """While the model is built, everything is fake."""
+        # a pipeline's last stage sends its output as an object: to other ranks it is a shape
+        copyreg.pickle(FakeTensor, _sent_as_shape)
+        _Received.made_by = self.fake
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Count, and let torch's own machinery do the rest."""
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(_FAKE) is not None:  # noqa: SLF001
+            return func(*args, **kwargs)  # torch tries out a shape; nothing is made
+        if any(_has_parts(kind) for kind in types):
+            return NotImplemented  # a DTensor first becomes operators on what this rank holds
+        if getattr(func, "namespace", "") in NAMESPACES:
+            made = self._communicate(func, args, kwargs)
+        elif func is _READ and isinstance(args[0], FakeTensor):
+            self.values_read.append(here())
+            return _one(args[0].dtype)
+        elif self._is_made_anew(func, args, kwargs):
+            with self.fake:
+                made = func(*args, **kwargs)
+        else:
+            _check_indices(func, args)
+            made = func(*args, **kwargs)
+        self.memory.see(made)
+        return made
+
+    def stand_in(self, batch: Any) -> Any:
+        """A batch with its floating-point tensors faked; whole numbers are kept."""
+
+        def one(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if value.is_floating_point():
+                value = self.fake.from_tensor(value)
+            self.memory.see(value)
+            return value
+
+        return tree_map(one, batch)
+
+    def replace_weights(self, model: nn.Module) -> None:
+        """What was built elsewhere, or out of lists and arrays, stands there for real."""
+        made: dict[int, nn.Parameter] = {}
+        """By the weight's identity: tied ones stay tied."""
+        for module in model.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if isinstance(weight, FakeTensor):
+                    continue
+                if id(weight) not in made:
+                    fake = self.stand_in(weight.detach())
+                    made[id(weight)] = nn.Parameter(fake, requires_grad=weight.requires_grad)
+                module.register_parameter(name, made[id(weight)])
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                if not isinstance(buffer, FakeTensor):
+                    setattr(module, name, self.stand_in(buffer))
+
+    def _is_made_anew(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """A tensor out of nothing; single values and whole numbers may stay what they are."""
+        if tree_any(lambda leaf: isinstance(leaf, torch.Tensor), (args, kwargs)):
+            return False
+        if not isinstance(func, torch._ops.OpOverload) or not func._schema.returns:  # noqa: SLF001
+            return False
+        if str(func._schema.returns[0].type) != "Tensor":  # noqa: SLF001
+            return False
+        if self.builds:
+            return True
+        with self.fake:
+            shape = func(*args, **kwargs)
+        small = 1 if shape.is_floating_point() or shape.is_complex() else _LARGEST_REAL
+        return bool(shape.numel() > small)
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        is_fake = tree_any(lambda leaf: isinstance(leaf, FakeTensor), (args, kwargs))
+        if is_fake and func.namespace == "c10d":
+            # not torch's fake group: that copies into each of thousands of outputs
+            self._note(func, args, kwargs, None)
+            return _done(func, args)
+        made = func(*args, **kwargs)
+        call = self._note(func, args, kwargs, made)
+        if call is not None and not is_fake and self.mailbox is not None:
+            _deliver(call, func, args, self.mailbox)
+        return made
+
+    def _note(self, func: Any, args: Any, kwargs: Any, made: Any) -> Call | None:
+        call = describe(func, args, kwargs, made, here())
+        if call is not None:
+            self.calls.append(call)
+        return call
+
+
+class _Received:
+    """A fake tensor out of another rank's."""
+
+    made_by: FakeTensorMode
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with cls.made_by:
+            return torch.empty(shape, dtype=dtype)
+
+
+def _sent_as_shape(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
+    return _Received.make, (tuple(tensor.shape), tensor.dtype)
+
+
+def _has_parts(kind: type) -> bool:
+    """A tensor made of others, such as DTensor."""
+    is_plain = issubclass(kind, (FakeTensor, torch.nn.Parameter)) or kind is torch.Tensor
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return not is_plain and dispatch is not torch.Tensor.__torch_dispatch__
+
+
+def _one(dtype: torch.dtype) -> Any:
+    if dtype == torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1
+
+
+def _done(func: Any, args: tuple[Any, ...]) -> Any:
+    """What an operator returns whose collective is over at once."""
+    future: Any = torch.futures.Future()
+    tensors = args[0] if isinstance(args[0], list) else [args[0]]
+    future.set_result(tensors)
+    made: Any = _c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # noqa: SLF001
+    work = made.boxed()
+    return work if len(func._schema.returns) == 1 else (args[0], work)  # noqa: SLF001
+
+
+def _deliver(call: Call, func: Any, args: Any, mailbox: Mailbox) -> None:
+    """The values of the other ranks, where the collective would have put them."""
+    operator = func._schema.name.partition("::")[2]  # noqa: SLF001
+    if operator == "send":
+        mailbox.send(call, args[0])
+        return
+    received = _received(operator, call, args, mailbox)
+    for tensor, value in received:
+        tensor.copy_(value)
+
+
+def _received(
+    operator: str, call: Call, args: Any, mailbox: Mailbox
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tensors to fill, each with what it is filled with."""
+    if operator == "recv_":
+        return list(zip(args[0], mailbox.receive(call) or args[0], strict=True))
+    if operator == "broadcast_":
+        return list(zip(args[0], mailbox.exchange(call, args[0])[args[2]], strict=True))
+    if operator == "allreduce_":  # torch does not say which reduction; sums are usual
+        given = mailbox.exchange(call, args[0])
+        return [
+            (tensor, torch.stack([values[position] for values in given]).sum(0))
+            for position, tensor in enumerate(args[0])
+        ]
+    if operator == "allgather_":
+        given = mailbox.exchange(call, args[1])
+        return [
+            (output, values[position])
+            for position, outputs in enumerate(args[0])
+            for output, values in zip(outputs, given, strict=True)
+        ]
+    return []
+
+
+def _check_indices(func: Any, args: tuple[Any, ...]) -> None:
+    """Real numbers that point into a fake table: a device would only say "assertion failed"."""
+    if func is _aten.embedding.default and not isinstance(args[1], FakeTensor):
+        _in_range(args[1], args[0].shape[0], "an embedding", "rows")
+    elif func is _aten.nll_loss_forward.default and not isinstance(args[1], FakeTensor):
+        targets = args[1][args[1] != args[4]]
+        _in_range(targets, args[0].shape[-1 if args[0].dim() == 1 else 1], "a loss", "classes")
+
+
+def _in_range(indices: torch.Tensor, size: int, what: str, of: str) -> None:
+    if indices.numel() == 0:
+        return
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise IndexError(f"index {wrong} is out of range for {what} with {size} {of}")

@@ -1,0 +1,172 @@
+"""One rehearsed rank: a process that runs the user's script as that rank."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from drivetrain.core.errors import ConfigError
+from drivetrain.parallel.world import layout_from
+from drivetrain.rehearse.findings import Failure, RankReport
+from drivetrain.rehearse.fit import Seen, rehearse_fit
+from drivetrain.rehearse.lines import distinct, of_error
+from drivetrain.rehearse.mailbox import Mailbox, NotTogether
+from drivetrain.rehearse.memory import LiveBytes
+from drivetrain.rehearse.sample import Chosen
+from drivetrain.rehearse.stand_ins import StandIns
+from drivetrain.rehearse.world import become_rank, join
+from drivetrain.train import keep_loop
+from drivetrain.train.trainer import Trainer
+
+SHOW = "DRIVETRAIN_REHEARSE_SHOW"
+"""Set to anything: what the ranks print, and their errors in full, is shown."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process is told when it starts."""
+
+    words: tuple[str, ...]
+    rank: int
+    world_size: int
+    devices_per_node: int
+    device_memory_bytes: int | None
+    store_port: int
+    timeout_s: float
+    chosen: tuple[Chosen, ...] = ()
+    """Every rank that is rehearsed; empty for the first, which finds out the layout."""
+
+
+class _Through(BaseException):
+    """The script's training has been rehearsed; the rest of the script is not run."""
+
+
+class _Rank:
+    def __init__(self, part: Part, connection: Connection) -> None:
+        self.part = part
+        self.connection = connection
+        self.tensors = StandIns(LiveBytes())
+        self.seen = Seen()
+        self.chosen = part.chosen
+        self.has_trained = False
+
+    def fit(self, trainer: Trainer, train: Any, val: Any = None) -> None:  # noqa: ARG002
+        """In the place of Trainer.fit."""
+        self.has_trained = True
+        parallel = trainer.config.parallel
+        if not self.chosen:
+            layout = layout_from(parallel, self.part.world_size)
+            self.connection.send(layout)
+            self.chosen = self.connection.recv()
+        store = TCPStore("127.0.0.1", self.part.store_port, is_master=False)
+        ranks = [each.rank for each in self.chosen]
+        patience_s = self.part.timeout_s / 5  # before the desk loses its own
+        self.tensors.mailbox = Mailbox(store, self.part.rank, ranks, patience_s)
+        world = join(parallel, self.part.device_memory_bytes)
+        rehearse_fit(trainer, train, world, self.tensors, self.seen)
+        raise _Through
+
+    def report(self, failure: Failure | None, seconds: float) -> RankReport:
+        """What was seen, whether or not it ended well."""
+        kinds = {each.rank: each.kind for each in self.chosen}
+        calls = tuple(self.tensors.calls)
+        return RankReport(
+            rank=self.part.rank,
+            kind=kinds.get(self.part.rank, "first rank"),
+            calls=calls,
+            in_step=calls[self.seen.last_step],
+            memory=self.seen.memory(self.tensors),
+            missing=self.seen.missing,
+            values_read=tuple(distinct(self.tensors.values_read)),
+            failure=failure,
+            seconds=seconds,
+            process_bytes=_own_bytes(),
+            notes=self.seen.notes,
+        )
+
+
+def rehearse_rank(part: Part, connection: Connection) -> None:
+    """The process's whole life: run the script, send what was seen."""
+    began = time.perf_counter()
+    _be_silent()
+    torch.set_num_threads(1)
+    rank = _Rank(part, connection)
+    failure: Failure | None = None
+    try:
+        become_rank(part.rank, part.world_size, part.devices_per_node)
+        setattr(Trainer, "fit", lambda trainer, train, val=None: rank.fit(trainer, train, val))  # noqa: B010
+        setattr(keep_loop, "KeptLoop", _no_kept_loops)  # noqa: B010
+        _run(part.words)
+        if not rank.has_trained:
+            failure = Failure(
+                "RuntimeError",
+                "the script ended without Trainer(…).fit(…); nothing to rehearse",
+                None,
+            )
+    except _Through:
+        pass
+    except BaseException as error:
+        failure = _failure(error)
+    connection.send(rank.report(failure, time.perf_counter() - began))
+    connection.close()
+    os._exit(0)  # without taking thousands of process groups apart
+
+
+def _run(words: tuple[str, ...]) -> None:
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(words)
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _no_kept_loops(*_: Any, **__: Any) -> None:
+    raise NotImplementedError("prepare() cannot be rehearsed yet; use Trainer for the rehearsal")
+
+
+def _failure(error: BaseException) -> Failure:
+    if os.environ.get(SHOW):
+        traceback.print_exception(error)
+    message = str(error).strip() or traceback.format_exc(limit=-1).strip()
+    if isinstance(error, SystemExit):
+        message = f"the script called exit({error.code}) before it trained"
+    return Failure(
+        type(error).__name__,
+        message.split("\n\nC++ CapturedTraceback")[0],
+        of_error(error.__traceback__),
+        is_config=isinstance(error, ConfigError),
+        is_together=not isinstance(error, NotTogether),
+    )
+
+
+def _be_silent() -> None:
+    """Many ranks on one terminal: what they print is not what was asked for."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if not os.environ.get(SHOW):
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    warnings.simplefilter("ignore")
+
+
+def _own_bytes() -> int:
+    """Memory of this process, with what it shares with others counted in parts."""
+    try:
+        for row in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if row.startswith("Pss:"):
+                return int(row.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,157 @@
+"""The parts of a rehearsal that need no rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from drivetrain.cli.rehearse import memory_size
+from drivetrain.core.errors import ConfigError
+from drivetrain.parallel.layout import Layout
+from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.findings import Failure, Memory, RankReport, find
+from drivetrain.rehearse.lines import Line, here, is_users
+from drivetrain.rehearse.memory import LiveBytes
+from drivetrain.rehearse.sample import choose_ranks
+from drivetrain.rehearse.show import axes_of
+from drivetrain.rehearse.stand_ins import StandIns
+
+LARGE = Layout(pp=4, dp_shard=128, tp=8)
+
+
+def test_a_sample_has_every_stage_and_the_last_along_each_axis() -> None:
+    chosen = choose_ranks(LARGE, "sample")
+    assert len(chosen) == 4 * 3
+    places = [LARGE.coordinates(each.rank) for each in chosen]
+    assert {place.pp for place in places} == {0, 1, 2, 3}
+    assert {(place.dp_shard, place.tp) for place in places} == {(0, 0), (127, 0), (0, 7)}
+    assert chosen[0].kind == "first stage"
+    assert {each.kind for each in chosen} >= {"last stage", "stage 1", "stage 2, last along tp"}
+
+
+def test_all_kinds_are_all_ranks_of_a_small_world() -> None:
+    small = Layout(pp=2, dp_shard=2, tp=2)
+    assert [each.rank for each in choose_ranks(small, "all-kinds")] == list(range(8))
+    assert [each.rank for each in choose_ranks(Layout(dp_replicate=2), "sample")] == [0, 1]
+
+
+@pytest.mark.parametrize("number", [1, 4, 7, 100, 5000])
+def test_a_number_takes_about_as_many_with_whole_pipelines(number: int) -> None:
+    chosen = choose_ranks(LARGE, str(number))
+    assert len(chosen) % 4 == 0
+    assert min(4096, number) <= len(chosen) < number + 4 or len(chosen) == 4096
+    assert chosen[0].rank == 0
+    if number >= 8:
+        assert chosen[-1].rank == 4095
+
+
+def test_what_cannot_be_chosen_is_said() -> None:
+    with pytest.raises(ConfigError, match="--ranks = some: neither"):
+        choose_ranks(LARGE, "some")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80G", 80 * 2**30), ("512MiB", 2**29), ("1.5gb", 3 * 2**29), ("9", 9)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert memory_size(text) == size
+
+
+def test_a_wrong_size_is_said() -> None:
+    with pytest.raises(ConfigError, match="--device-memory = lots: not a size; write 80G"):
+        memory_size("lots")
+
+
+def test_axes_of_a_group() -> None:
+    assert axes_of(LARGE.group(0, "tp"), LARGE) == "tp"
+    assert axes_of(LARGE.group(9, "dp_shard"), LARGE) == "dp_shard"
+    assert axes_of(LARGE.group(9, "pp", "tp"), LARGE) == "pp × tp"
+    assert axes_of(tuple(range(4096)), LARGE) == "all ranks"
+
+
+def test_the_users_line_is_found_and_a_librarys_is_not() -> None:
+    line = here()
+    assert line is not None
+    assert "line = here()" in str(line)
+    assert not is_users(pytest.__file__)
+
+
+def test_live_bytes_follow_tensors_and_not_their_views() -> None:
+    tensors = StandIns(LiveBytes())
+    with tensors, tensors.memory.following_resizes():
+        one = torch.empty(500, 500)
+        assert isinstance(one, FakeTensor)
+        two = one + 1
+        assert tensors.memory.live == 2_000_000
+        view = two.view(-1)[10:]
+        del one, two
+        assert (tensors.memory.live, tensors.memory.peak) == (1_000_000, 2_000_000)
+        view.untyped_storage().resize_(0)
+        assert tensors.memory.live == 0
+
+
+def test_whole_numbers_and_single_values_stay_real() -> None:
+    tensors = StandIns(LiveBytes())
+    with tensors:
+        assert torch.arange(10).sum().item() == 45
+        assert torch.zeros(1).item() == 0.0
+        assert (torch.zeros(3) + 2).sum().item() == 1.0  # not known: answered, and noted
+    assert len(tensors.values_read) == 1
+
+
+def test_a_limit_is_noted_where_it_is_passed() -> None:
+    tensors = StandIns(LiveBytes())
+    tensors.memory.watch(3_000_000)
+    with tensors:
+        small = torch.empty(500, 1000)
+        assert tensors.memory.over is None
+        large = torch.empty(1000, 1000)  # here
+    assert tensors.memory.over is not None
+    line = tensors.memory.over[1]
+    assert line is not None
+    assert line.text.endswith("# here")
+    del small, large
+
+
+HERE, THERE = Line(__file__, 1, "f"), Line(__file__, 2, "g")
+
+
+def call(name: str, num_bytes: int = 8, line: Line | None = None) -> Call:
+    return Call(name, num_bytes, "float32", (0, 1, 2, 3), line=line)
+
+
+def test_equal_sequences_are_no_finding() -> None:
+    calls = (call("all_gather"), call("all_reduce", line=HERE))
+    other = (call("all_gather"), call("all_reduce", line=THERE))
+    assert find([RankReport(0, "a", calls), RankReport(3, "b", other)], None) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ((call("all_gather"),), "rank 0 calls all_reduce of 8 B float32 as number 2"),
+        ((call("all_gather"), call("all_reduce", 16)), "number 2 of a group of 4 is all_reduce"),
+        ((call("all_reduce"), call("all_gather")), "number 1 of a group of 4 is all_gather"),
+    ],
+)
+def test_unequal_sequences_are_found(other: tuple[Call, ...], words: str) -> None:
+    calls = (call("all_gather"), call("all_reduce", line=HERE))
+    found = find([RankReport(0, "a", calls), RankReport(3, "b", other)], None)
+    assert [finding.what for finding in found] == ["unequal collectives"]
+    assert words in found[0].message
+
+
+def test_a_rank_that_failed_is_the_cause_and_those_that_waited_are_not() -> None:
+    failed = RankReport(2, "b", failure=Failure("ValueError", "bad", HERE))
+    waited = RankReport(0, "a", failure=Failure("NotTogether", "alone", THERE, is_together=False))
+    found = find([waited, failed], None)
+    assert [(finding.what, finding.ranks) for finding in found] == [("error", (2,))]
+    assert "bad" in str(found[0])
+
+
+def test_memory_is_judged_by_the_device() -> None:
+    over = Memory(peak=2**31, over=("computing the loss", HERE))
+    found = find([RankReport(0, "a"), RankReport(7, "last stage", memory=over)], 2**30)
+    assert [finding.ranks for finding in found] == [(7,)]
+    assert "last stage: 2.0 GiB at the peak, and a device has 1.0 GiB" in found[0].message
