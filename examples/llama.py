@@ -40,7 +40,7 @@ class RandomTokens(Dataset[torch.Tensor]):
 
 def make(size: str, length: int) -> nn.Module:
     hidden, layers, heads, kv_heads, intermediate, vocabulary = SIZES[size]
-    model: nn.Module = LlamaForCausalLM(
+    model: nn.Module = LlamaForCausalLM(  # type: ignore[no-untyped-call]
         LlamaConfig(
             hidden_size=hidden,
             num_hidden_layers=layers,

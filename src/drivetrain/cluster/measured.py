@@ -48,8 +48,15 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
 
 def to_yaml(file: ClusterFile) -> str:
     """As it is read again."""
-    document = file.model_dump(mode="json", exclude_none=True)
+    document = _rounded(file.model_dump(mode="json", exclude_none=True))
     return "# written by `drivetrain probe`\n" + str(yaml.safe_dump(document, sort_keys=False))
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits, which is more than a measurement is good for."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _large(products: Mapping[Any, float]) -> float:

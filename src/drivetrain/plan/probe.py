@@ -48,15 +48,15 @@ def measure_device(device: torch.device) -> dict[str, Any]:
 def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
     """Seconds per collective, by the size of the whole."""
     ranks = dist.get_world_size()
+    # torch is giving it another name
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}}
     for size in MESSAGES:
         whole = torch.zeros(size // 4, device=device)
         part = torch.zeros(size // 4 // ranks, device=device)
         gathered = torch.zeros(part.numel() * ranks, device=device)
         found["all_reduce"][size] = _seconds(partial(dist.all_reduce, whole), device)
-        found["all_gather"][size] = _seconds(
-            partial(dist.all_gather_into_tensor, gathered, part), device
-        )
+        found["all_gather"][size] = _seconds(partial(all_gather, gathered, part), device)
     return found
 
 

@@ -53,11 +53,12 @@ def _table(rows: Sequence[Estimate]) -> Table:
     has_tokens = any(one.tokens_per_s is not None for one in rows)
     table = Table(box=None, pad_edge=False)
     for name in ("", "plan", "micro-batch", "recompute", "memory", "step"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("plan", "") else "right")
+        is_left = name in ("plan", "")  # a plan's name is what gives way on a narrow screen
+        table.add_column(name, no_wrap=name != "plan", justify="left" if is_left else "right")
     table.add_column("tokens/s" if has_tokens else "samples/s", justify="right", no_wrap=True)
     table.add_column("MFU", justify="right", no_wrap=True)
     if has_price:
-        table.add_column("per 1,000 steps", justify="right", no_wrap=True)
+        table.add_column("1,000 steps", justify="right", no_wrap=True)
     for number, one in enumerate(rows, 1):
         candidate = one.candidate
         words = [
