@@ -7,6 +7,7 @@ drivetrain rehearse examples/llama.py --size 8b --world-size 4096 parallel.strat
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -40,7 +41,8 @@ class RandomTokens(Dataset[torch.Tensor]):
 
 def make(size: str, length: int) -> nn.Module:
     hidden, layers, heads, kv_heads, intermediate, vocabulary = SIZES[size]
-    model: nn.Module = LlamaForCausalLM(  # type: ignore[no-untyped-call]
+    build: Callable[[LlamaConfig], nn.Module] = LlamaForCausalLM
+    return build(
         LlamaConfig(
             hidden_size=hidden,
             num_hidden_layers=layers,
@@ -53,7 +55,6 @@ def make(size: str, length: int) -> nn.Module:
             use_cache=False,
         )
     )
-    return model
 
 
 def loss(model: nn.Module, ids: torch.Tensor) -> Total:

@@ -13,7 +13,7 @@ from drivetrain.launch import submission
 from drivetrain.launch.allocation import nodes_of_step
 from drivetrain.launch.job import Job, seconds_of, time_text
 from drivetrain.launch.request import Request, read_request
-from drivetrain.launch.target import Rendered, target_type
+from drivetrain.launch.target import Rendered
 from drivetrain.launch.targets.slurm import Slurm
 
 
@@ -198,11 +198,6 @@ def test_a_submitted_run_remembers_everything(desk: Path) -> None:
 def test_a_run_that_was_not_submitted_says_so(desk: Path) -> None:
     with pytest.raises(ConfigError, match="it has no job.json: the run was not submitted"):
         submission.load(desk)
-
-
-def test_targets_that_are_named_but_not_there_say_so() -> None:
-    with pytest.raises(ConfigError, match="--on = kubernetes: not in this release"):
-        target_type("kubernetes")
 
 
 STEP = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}

@@ -123,13 +123,7 @@ def target_type(name: str) -> type[Any]:
         remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(TARGETS)}"
         raise ConfigError([Problem("--on", "no such target", remedy, name)])
     module, _, attribute = TARGETS[name].partition(":")
-    try:
-        found: type[Any] = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        remedy = "use another target"
-        raise ConfigError([Problem("--on", "not in this release", remedy, name)]) from error
+    found: type[Any] = getattr(importlib.import_module(module), attribute)
     return found
 
 
