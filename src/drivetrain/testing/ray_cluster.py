@@ -35,6 +35,9 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # starting a cluster is much work for a busy machine
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "500",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_gcs_server_request_timeout_seconds": "300",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
 }
 
 
