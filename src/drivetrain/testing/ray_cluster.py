@@ -24,6 +24,8 @@ from drivetrain.core.errors import DrivetrainError
 from drivetrain.testing.hosts import Host, Hosts
 
 _START_S = 600.0
+# Ray itself gives a node half a minute, which a busy machine may not keep; that cannot be set.
+_TRIES = 5
 _STARTED = "Ray runtime started"
 _OBJECT_STORE_BYTES = 80_000_000
 _SETTINGS = {
@@ -35,6 +37,9 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # starting a cluster is much work for a busy machine
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "500",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_gcs_server_request_timeout_seconds": "300",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
 }
 
 
@@ -61,6 +66,14 @@ class RayCluster:
 
     def join(self, host: Host) -> None:
         """Start Ray on a host and wait until it says that it has."""
+        for _ in range(_TRIES):
+            if self._starts(host):
+                return
+            host.crash()
+        said = (self.folder / f"{host.name}.log").read_text()
+        raise DrivetrainError(f"Ray did not start on {host.name}, {_TRIES} times:\n{said}")
+
+    def _starts(self, host: Host) -> bool:
         log = self.folder / f"{host.name}.log"
         with log.open("w") as file:
             process = host.popen(
@@ -69,8 +82,9 @@ class RayCluster:
         deadline_s = time.monotonic() + _START_S
         while _STARTED not in log.read_text():
             if process.poll() is not None or time.monotonic() > deadline_s:
-                raise DrivetrainError(f"Ray did not start on {host.name}:\n{log.read_text()}")
+                return False
             time.sleep(0.2)
+        return True
 
     def _command(self, host: Host) -> list[str]:
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
