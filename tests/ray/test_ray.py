@@ -30,8 +30,9 @@ from tests.ray.runs import (
 REASON = hosts_available() or (
     None if importlib.util.find_spec("ray") else "Ray is not installed: pip install drivetrain[ray]"
 )
-pytestmark = [
+pytestmark = [  # a Ray cluster takes minutes to come up on two cores: `make ray` runs these
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(ENOUGH_S),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
@@ -69,7 +70,6 @@ def test_a_killed_worker_costs_nothing_but_time(cluster: RayCluster, tmp_path: P
     assert weights(run) == weights(expected)
 
 
-@pytest.mark.long
 def test_a_mistake_in_the_config_is_not_tried_again(cluster: RayCluster, tmp_path: Path) -> None:
     run = tmp_path / "ray"
     driver = start(cluster, run, "ray_hurt.py", "max_stepz=3", flags=("--nodes=2",))
@@ -79,7 +79,6 @@ def test_a_mistake_in_the_config_is_not_tried_again(cluster: RayCluster, tmp_pat
     assert "Error count: 2" not in output, "Ray has started it again"
 
 
-@pytest.mark.long
 def test_a_crashed_host_comes_back_and_the_run_ends_the_same(
     cluster: RayCluster, hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -94,7 +93,6 @@ def test_a_crashed_host_comes_back_and_the_run_ends_the_same(
     assert weights(run) == weights(expected)
 
 
-@pytest.mark.long
 def test_elastic_two_to_one_to_two(cluster: RayCluster, hosts: Hosts, tmp_path: Path) -> None:
     words = (*BITWISE, "max_steps=120", "checkpoint.every_steps=2")
     expected = alone(tmp_path / "alone", "ray_hurt.py", *words)
@@ -115,7 +113,6 @@ def test_elastic_two_to_one_to_two(cluster: RayCluster, hosts: Hosts, tmp_path: 
     assert weights(run) == weights(expected)
 
 
-@pytest.mark.long
 def test_the_front_door_trains_and_brings_the_weights_back(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -127,7 +124,6 @@ def test_the_front_door_trains_and_brings_the_weights_back(
     assert "agrees True" in done.stdout
 
 
-@pytest.mark.long
 def test_ray_data_gives_the_numbers_of_a_plain_stream(tmp_path: Path) -> None:
     expected = alone(tmp_path / "alone", "ray_rows.py", "plain")
     with (
@@ -141,7 +137,6 @@ def test_ray_data_gives_the_numbers_of_a_plain_stream(tmp_path: Path) -> None:
     assert losses(run) == pytest.approx(losses(expected), rel=1e-6)
 
 
-@pytest.mark.long
 def test_submitted_stopped_and_gone_on_with(tmp_path: Path) -> None:
     """All verbs, through Ray's job server."""
     expected = alone(tmp_path / "alone", "ray_hurt.py", *BITWISE)
