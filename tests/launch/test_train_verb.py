@@ -200,3 +200,15 @@ def test_the_config_verb_lists_and_checks(words: list[str]) -> None:
     wrong = drivetrain("config", "max_step=2")
     assert wrong.returncode == 2
     assert "did you mean max_steps?" in wrong.stderr
+
+
+def test_a_job_whose_time_is_up_while_it_starts_is_to_be_started_again() -> None:
+    script = str(SCRIPTS / "torchrun_style.py")
+    command = [sys.executable, "-m", "drivetrain", "train", script]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline_s = time.monotonic() + 30
+        while not children.read_text() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGUSR1)  # the supervisor has only just begun to import
+        assert process.wait(timeout=60) == 75

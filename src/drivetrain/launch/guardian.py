@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from drivetrain.core.errors import Preempted
 from drivetrain.launch import node
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
 from drivetrain.supervise.account import write_closed
@@ -45,7 +46,7 @@ class _Guardian:
         self._words = list(words)
         self._session = session
         self._process: subprocess.Popen[bytes] | Forked | None = None
-        self._asked = False
+        self._asked_with: int | None = None
         self._began_s = process_began_s()
 
     def run(self) -> int:
@@ -54,9 +55,12 @@ class _Guardian:
             if code >= 0:
                 write_closed(self._session, code)
                 return code
+            if self._asked_with == signal.SIGUSR1 == -code:
+                # its time was up before it could listen: nothing to save, everything to do
+                return Preempted.exit_code
             killed_by = signal.Signals(-code).name
             has_begun = (self._session / "run-0").exists()
-            if self._asked or not has_begun:
+            if self._asked_with is not None or not has_begun:
                 break
             sys.stderr.write(f"the supervisor was killed by {killed_by}; starting it again\n")
             sys.stderr.flush()
@@ -75,9 +79,11 @@ class _Guardian:
         else:
             command = [sys.executable, "-m", "drivetrain.launch.node", *self._words]
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
+        if self._asked_with is not None:  # while it was being started, with nobody to tell yet
+            self._process.send_signal(self._asked_with)
         return self._process.wait()
 
     def forward(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self._asked = True
+        self._asked_with = number
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
