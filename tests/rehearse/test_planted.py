@@ -25,17 +25,24 @@ def line_of(plant: str) -> int:
 
 FSDP = ("parallel.strategy=fsdp",)
 
+pytestmark = pytest.mark.slow
+
+
+LONG = pytest.mark.long  # variations: CI keeps to one of each kind
+
 
 @pytest.mark.parametrize(
     ("plant", "what", "message", "world_size", "words"),
     [
         ("heads", "error", "3", 64, (*FSDP, "parallel.tp=4")),
-        ("stage", "config", "4 stages need as many blocks, and the model has 3", 64,
-         (*FSDP, "parallel.pp=4", "parallel.pipeline.schedule=gpipe")),
+        pytest.param("stage", "config", "4 stages need as many blocks, and the model has 3", 64,
+                     (*FSDP, "parallel.pp=4", "parallel.pipeline.schedule=gpipe"), marks=LONG),
         ("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 64, FSDP),
-        ("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 8, ()),
-        ("batch", "error", "batch", 64, FSDP),
-        ("ids", "error", "index 64 is out of range for an embedding with 64 rows", 64, FSDP),
+        pytest.param("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 8, (),
+                     marks=LONG),
+        pytest.param("batch", "error", "batch", 64, FSDP, marks=LONG),
+        pytest.param("ids", "error", "index 64 is out of range for an embedding with 64 rows", 64,
+                     FSDP, marks=LONG),
         ("unequal", "unequal collectives", "all_reduce of 28 B", 64, FSDP),
     ],
 )  # fmt: skip
@@ -64,12 +71,14 @@ def test_memory_that_only_the_last_stage_lacks() -> None:
     assert lines
 
 
+@LONG
 def test_nothing_is_found_where_nothing_is_planted() -> None:
     rehearsal = rehearsed("nothing", 64, *FSDP, "parallel.tp=2")
     assert rehearsal.findings == ()
     assert len(rehearsal.reports) == 3
 
 
+@LONG
 def test_a_value_that_is_read_is_said() -> None:
     rehearsal = rehearsed("item", 16, *FSDP)
     assert rehearsal.findings == ()

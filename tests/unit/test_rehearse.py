@@ -13,8 +13,7 @@ from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.findings import Failure, Memory, RankReport, find
 from drivetrain.rehearse.lines import Line, here, is_users
 from drivetrain.rehearse.memory import LiveBytes
-from drivetrain.rehearse.sample import choose_ranks
-from drivetrain.rehearse.show import axes_of
+from drivetrain.rehearse.sample import axes_of, choose_ranks, speaker_for
 from drivetrain.rehearse.stand_ins import StandIns
 
 LARGE = Layout(pp=4, dp_shard=128, tp=8)
@@ -44,6 +43,15 @@ def test_a_number_takes_about_as_many_with_whole_pipelines(number: int) -> None:
     assert chosen[0].rank == 0
     if number >= 8:
         assert chosen[-1].rank == 4095
+
+
+def test_the_rank_most_like_another_speaks_for_it() -> None:
+    rehearsed = [each.rank for each in choose_ranks(LARGE, "sample")]
+    at = LARGE.coordinates(0)._replace
+    same_samples = LARGE.rank(at(pp=2, dp_shard=127, tp=7))
+    assert LARGE.coordinates(speaker_for(same_samples, rehearsed, LARGE)) == at(pp=2, dp_shard=127)
+    same_part = LARGE.rank(at(pp=1, dp_shard=5, tp=7))
+    assert LARGE.coordinates(speaker_for(same_part, rehearsed, LARGE)) == at(pp=1, tp=7)
 
 
 def test_what_cannot_be_chosen_is_said() -> None:

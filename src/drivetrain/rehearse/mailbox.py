@@ -2,8 +2,8 @@
 
 Most collectives of a rehearsal carry fake tensors, of which only the shape is known. A few carry
 values that decide what happens next: the shape a stage hands on, whether losses count tokens. Those
-are exchanged through a store, and ranks that are not rehearsed are taken to say what the first of
-the group that is says.
+are exchanged through a store, and for a rank that is not rehearsed the one that is most like it
+speaks, from its own exchange along the same axes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch._C._distributed_c10d import Store
 
+from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.sample import axes_of, speaker_for
 
 
 class NotTogether(Exception):
@@ -35,24 +36,32 @@ class _Letter:
 class Mailbox:
     """One rank's; every rehearsed rank of a group must come to the same exchange."""
 
-    def __init__(self, store: Store, rank: int, rehearsed: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, rehearsed: Sequence[int], layout: Layout, timeout_s: float
+    ) -> None:
         self._store = store
         self._rank = rank
         self._rehearsed = frozenset(rehearsed)
+        self._layout = layout
         self._timeout = timedelta(seconds=timeout_s)
-        self._turns: Counter[tuple[int, ...]] = Counter()
+        self._turns: Counter[str] = Counter()
+        self._speakers: dict[int, int] = {each: each for each in rehearsed}
 
     def exchange(self, call: Call, values: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """What each rank of the group has given, in the group's order."""
-        turn = self._turns[call.ranks]
-        self._turns[call.ranks] += 1
-        group = f"{crc32(repr(call.ranks).encode())}/{turn}"
+        along = f"{axes_of(call.ranks, self._layout)}/{len(call.ranks)}"
+        self._turns[along] += 1
+        turn = f"{along}/{self._turns[along]}"
         letter = _Letter(call, tuple(value.detach().clone() for value in values))
-        self._store.set(f"{group}/{self._rank}", pickle.dumps(letter).hex())
-        present = [rank for rank in call.ranks if rank in self._rehearsed]
-        letters = {rank: self._read(group, rank, call) for rank in present}
-        first = letters[present[0]]
-        return [list(letters.get(rank, first).values) for rank in call.ranks]
+        self._store.set(f"{turn}/{self._rank}", pickle.dumps(letter).hex())
+        speakers = [self._speaker(rank) for rank in call.ranks]
+        letters = {rank: self._read(turn, rank, call) for rank in dict.fromkeys(speakers)}
+        return [list(letters[rank].values) for rank in speakers]
+
+    def _speaker(self, rank: int) -> int:
+        if rank not in self._speakers:
+            self._speakers[rank] = speaker_for(rank, self._rehearsed, self._layout)
+        return self._speakers[rank]
 
     def send(self, call: Call, values: Sequence[torch.Tensor]) -> None:
         """To one other rank, which may read it later."""
@@ -68,9 +77,9 @@ class Mailbox:
         return list(self._read(pair, call.peer, replace(call, name="send")).values)
 
     def _next(self, sender: int | None, receiver: int | None) -> str:
-        pair = (-1, sender or 0, receiver or 0)
+        pair = f"{sender}-{receiver}"
         self._turns[pair] += 1
-        return f"{pair[1]}-{pair[2]}/{self._turns[pair]}"
+        return f"{pair}/{self._turns[pair]}"
 
     def _read(self, group: str, rank: int, call: Call) -> _Letter:
         key = f"{group}/{rank}"

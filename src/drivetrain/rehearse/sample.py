@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.parallel.layout import Coordinates, Layout
+from drivetrain.parallel.layout import AXES, Coordinates, Layout
 
 SAMPLE, ALL_KINDS = "sample", "all-kinds"
 _COPIES, _PARTS = ("dp_replicate", "dp_shard"), ("cp", "tp")
@@ -41,6 +41,27 @@ def choose_ranks(layout: Layout, wanted: str) -> list[Chosen]:
     ]
     ranks = {layout.rank(place): place for place in places}
     return [Chosen(rank, _kind(layout, ranks[rank])) for rank in sorted(ranks)]
+
+
+def speaker_for(rank: int, rehearsed: Iterable[int], layout: Layout) -> int:
+    """The rehearsed rank that is most like another: the same stage, then the same samples."""
+    wanted = layout.coordinates(rank)
+
+    def likeness(other: int) -> tuple[bool, ...]:
+        here = layout.coordinates(other)
+        same_samples = (here.dp_replicate, here.dp_shard) == (wanted.dp_replicate, wanted.dp_shard)
+        return here.pp == wanted.pp, same_samples, here.cp == wanted.cp, here.tp == wanted.tp
+
+    return max(sorted(rehearsed), key=likeness)
+
+
+def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
+    """The axes that a group of ranks lies along."""
+    if len(ranks) == layout.world_size:
+        return "all ranks"
+    first, last = layout.coordinates(ranks[0]), layout.coordinates(ranks[-1])
+    differing = [axis for axis in AXES if getattr(first, axis) != getattr(last, axis)]
+    return " × ".join(differing) or "itself"
 
 
 def _number(wanted: str) -> int:

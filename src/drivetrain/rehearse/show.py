@@ -6,19 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from drivetrain.core.units import readable_bytes
-from drivetrain.parallel.layout import AXES, Layout
+from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.desk import Rehearsal
 from drivetrain.rehearse.findings import Finding, RankReport
-
-
-def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
-    """The axes that a group of ranks lies along."""
-    if len(ranks) == layout.world_size:
-        return "all ranks"
-    first, last = layout.coordinates(ranks[0]), layout.coordinates(ranks[-1])
-    differing = [axis for axis in AXES if getattr(first, axis) != getattr(last, axis)]
-    return " × ".join(differing) or "itself"
+from drivetrain.rehearse.sample import axes_of
 
 
 def lines(rehearsal: Rehearsal) -> list[str]:

@@ -65,14 +65,14 @@ class _Rank:
         """In the place of Trainer.fit."""
         self.has_trained = True
         parallel = trainer.config.parallel
+        layout = layout_from(parallel, self.part.world_size)
         if not self.chosen:
-            layout = layout_from(parallel, self.part.world_size)
             self.connection.send(layout)
             self.chosen = self.connection.recv()
         store = TCPStore("127.0.0.1", self.part.store_port, is_master=False)
         ranks = [each.rank for each in self.chosen]
         patience_s = self.part.timeout_s / 5  # before the desk loses its own
-        self.tensors.mailbox = Mailbox(store, self.part.rank, ranks, patience_s)
+        self.tensors.mailbox = Mailbox(store, self.part.rank, ranks, layout, patience_s)
         world = join(parallel, self.part.device_memory_bytes)
         rehearse_fit(trainer, train, world, self.tensors, self.seen)
         raise _Through
