@@ -16,8 +16,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import AXES, Coordinates, Layout
 
 SAMPLE, ALL_KINDS = "sample", "all-kinds"
-_COPIES, _PARTS = ("dp_replicate", "dp_shard"), ("cp", "tp")
-_INSIDE = (*_COPIES, *_PARTS)
+_INSIDE = ("dp_replicate", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Chosen:
 def choose_ranks(layout: Layout, wanted: str) -> list[Chosen]:
     """`sample`: the first rank, and the last along each axis; `all-kinds`: every edge; or N."""
     if wanted == SAMPLE:
-        corners = _few_edges(layout)
+        corners = _one_edge_at_a_time(layout)
     elif wanted == ALL_KINDS:
         corners = _every_edge(layout)
     else:
@@ -71,21 +70,10 @@ def _number(wanted: str) -> int:
     raise ConfigError([Problem("--ranks", rule, "use sample, all-kinds or a number", wanted)])
 
 
-def _few_edges(layout: Layout) -> Iterable[Coordinates]:
-    """The last along each axis; ranks that share their samples all with the same other copies.
-
-    What a rank learns from the copies (are their shapes the same?) must be what those learn that
-    work with it on the same samples.
-    """
-    for copy in _ends(layout, _COPIES):
-        for part in _ends(layout, _PARTS):
-            yield _at(**copy, **part)
-
-
-def _ends(layout: Layout, axes: tuple[str, ...]) -> Iterable[dict[str, int]]:
-    yield {}
-    for axis in axes:
-        yield {axis: getattr(layout, axis) - 1}
+def _one_edge_at_a_time(layout: Layout) -> Iterable[Coordinates]:
+    yield Coordinates()
+    for axis in _INSIDE:
+        yield _at(**{axis: getattr(layout, axis) - 1})
 
 
 def _every_edge(layout: Layout) -> Iterable[Coordinates]:

@@ -75,8 +75,7 @@ class Pipelined:
         own = torch.tensor([crc32(repr(shape).encode()) for shape in shapes])
         if self._copies is None:
             return [(value,) for value in own.tolist()]
-        # filled beforehand: in a rehearsal nobody else answers, and all have what this rank has
-        everyones = [own.clone() for _ in range(dist.get_world_size(self._copies))]
+        everyones = [torch.empty_like(own) for _ in range(dist.get_world_size(self._copies))]
         dist.all_gather(everyones, own, group=self._copies)
         return list(zip(*(shapes.tolist() for shapes in everyones), strict=True))
 
