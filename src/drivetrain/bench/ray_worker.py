@@ -47,7 +47,7 @@ def bare_loop(config: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     data = _data()
-    sampler = DistributedSampler(data, world_size, rank)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, world_size, rank)
     ended = []
     for batch in DataLoader(data, _BATCH // world_size, sampler=sampler):
         optimizer.zero_grad()
