@@ -25,7 +25,7 @@ ENOUGH_S = 600.0
 def alone(run_dir: Path, script: str, *words: str) -> Path:
     """The run as one process does it."""
     variables = {**os.environ, "DRIVETRAIN_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROJECT / "tests" / "scripts" / script), *words]
+    command = [sys.executable, f"{PROJECT}/tests/scripts/{script}", *words]
     subprocess.run(command, env=variables, check=True, timeout=ENOUGH_S)
     return run_dir
 
