@@ -43,6 +43,7 @@ horovod:                          ## Horovod for this torch, built once (ten min
 	$(BIN)/python -m pip install --quiet build/horovod/horovod-*.whl
 
 ray:                              ## everything on real Ray clusters: crashed hosts, elastic, the Jobs API (needs root)
+	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	$(BIN)/pytest tests/ray
 
 drills:                           ## the first 20 drills of the campaign, as CI runs them
