@@ -25,7 +25,7 @@ def main() -> None:
     trainer = TorchTrainer(
         bare_loop if arm == "bare" else script_loop,
         train_loop_config={"times": os.environ[TIMES], "run_dir": folder},
-        scaling_config=ScalingConfig(2),
+        scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="ray", storage_path=folder),
     )
     trainer.fit()

@@ -91,7 +91,9 @@ class RayTrainer(PyTorchDDPTrainer):
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        scaling = self._scaling or ScalingConfig(self.config.num_ranks, use_gpu=self._use_gpu)
+        scaling = self._scaling or ScalingConfig(
+            num_workers=self.config.num_ranks, use_gpu=self._use_gpu
+        )
         trainer = TorchTrainer(
             _in_worker,
             train_loop_config={"given": given, "run_dir": str(run.path)},
