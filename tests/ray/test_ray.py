@@ -32,7 +32,7 @@ REASON = hosts_available() or (
 )
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(ENOUGH_S),
+    pytest.mark.timeout(2 * ENOUGH_S),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
