@@ -33,7 +33,7 @@ REASON = hosts_available() or (
 pytestmark = [  # a Ray cluster takes minutes to come up on two cores: `make ray` runs these
     pytest.mark.slow,
     pytest.mark.long,
-    pytest.mark.timeout(ENOUGH_S),
+    pytest.mark.timeout(2 * ENOUGH_S),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 

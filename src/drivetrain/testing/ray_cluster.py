@@ -39,7 +39,7 @@ _SETTINGS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "500",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_gcs_server_request_timeout_seconds": "300",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "90",
 }
 
 
