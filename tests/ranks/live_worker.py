@@ -78,6 +78,9 @@ class NoSaver:
     def after_step(self, step: int, log: Any) -> None:
         pass
 
+    def take_stall(self) -> float:
+        return 0.0
+
     def finish(self) -> None:
         pass
 
