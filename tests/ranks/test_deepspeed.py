@@ -96,7 +96,10 @@ def assert_same(losses: dict[int, float], reference: dict[int, float]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "names"), [(2, list(ZERO)), (3, ["1", "2", "3"])])
+@pytest.mark.parametrize(
+    ("world_size", "names"),
+    [(2, list(ZERO)), pytest.param(3, ["1", "2", "3"], marks=pytest.mark.long)],
+)
 def test_every_stage_trains_what_one_process_trains(
     world_size: int, names: list[str], reference: dict[int, float], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ QUICK = (
     "nan_in_module",
     "nan_input",
 )
+QUICKEST = ("sleep_before_collective", "skipped_collective", "worker_exits_0", "crash", "nan_input")
 LATEST_S = 10.0
 
 
@@ -33,7 +34,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [n if n in QUICKEST else pytest.param(n, marks=pytest.mark.long) for n in QUICK]
+)
 def test_the_verdict_names_what_was_planted(name: str, stage: Stage, tmp_path: Path) -> None:
     plant = Plant.draw(name, seed=0)
     outcome = run_planted(plant, tmp_path / "planted", stage)
@@ -56,6 +59,7 @@ def test_a_sample_that_is_not_finite_is_named(stage: Stage, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long  # a machine with other work on it is a finding of its own
 def test_nothing_is_found_in_a_clean_run(stage: Stage, tmp_path: Path) -> None:
     outcome = run_planted(Plant.draw("clean", seed=0), tmp_path / "clean", stage)
     assert outcome.exit_code == 0
