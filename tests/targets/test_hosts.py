@@ -88,6 +88,7 @@ def test_two_machines_train_what_one_process_trains(desk: Desk, name: str) -> No
 
 
 @over_ssh
+@pytest.mark.long
 def test_a_crashed_machine_comes_back_and_nothing_is_lost(desk: Desk) -> None:
     reference = alone(desk.folder, *WORKLOAD, ranks=4)
     desk.train(*slowly(0.05), *QUICK, *WORKLOAD)
@@ -103,6 +104,7 @@ def test_a_crashed_machine_comes_back_and_nothing_is_lost(desk: Desk) -> None:
 
 
 @over_ssh
+@pytest.mark.long
 def test_stop_saves_on_all_machines_and_leaves_nothing(desk: Desk) -> None:
     desk.train(*slowly(0.5), *QUICK, *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
     wait_until(lambda: is_training(desk.run), "training")
@@ -127,6 +129,7 @@ def test_everything_that_is_missing_is_said_before_the_start(desk: Desk) -> None
 
 
 @over_ssh
+@pytest.mark.long
 def test_sync_brings_the_code_to_machines_that_do_not_share_it(desk: Desk) -> None:
     code = desk.folder / "code"
     (code / "runs").mkdir(parents=True)
@@ -168,6 +171,7 @@ def test_on_this_machine_in_the_background(tmp_path: Path) -> None:
     assert_same_weights(run, alone(tmp_path, *WORKLOAD, ranks=2))
 
 
+@pytest.mark.long
 def test_a_killed_conductor_takes_the_run_with_it_after_saving(tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = ["--on=local", f"--run-dir={run}", *slowly(0.5), *QUICK]

@@ -104,6 +104,7 @@ def test_a_crashed_node_requeues_the_job_and_nothing_is_lost(desk: Desk, undistu
     assert_same_weights(desk.run, undisturbed)
 
 
+@pytest.mark.long
 def test_a_preempted_job_saves_and_goes_on_afterwards(desk: Desk, undisturbed: Path) -> None:
     job = desk.train(*slowly(0.1), *WORKLOAD, SAVES_ONLY_WHEN_ASKED)
     wait_until(lambda: is_training(desk.run), "training")
