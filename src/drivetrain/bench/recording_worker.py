@@ -55,7 +55,10 @@ def measure(num_rounds: int) -> dict[str, dict[str, list[float]]]:
         for arm in arms.values():
             arm(_LOGGING_STEPS)  # every sink has been opened
         time.sleep(_SETTLE_S)
-        return {"ddp, transformer": timed_blocks(arms, _STEPS_PER_BLOCK, num_rounds)}
+        samples = timed_blocks(arms, _STEPS_PER_BLOCK, num_rounds)
+        for arm in arms.values():
+            arm.close()  # before the folder is gone
+        return {"ddp, transformer": samples}
 
 
 class Arm:
@@ -87,6 +90,10 @@ class Arm:
         self._recorder.hold(is_held=False)
         self._run(num_steps)
         self._recorder.hold(is_held=True)
+
+    def close(self) -> None:
+        """Let the sinks finish."""
+        self._recorder.close()
 
 
 def seconds_per_event() -> list[float]:
