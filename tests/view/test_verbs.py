@@ -80,7 +80,7 @@ def test_a_real_run_on_two_ranks_is_shown(tmp_path: Path) -> None:
     assert page.returncode == 0, page.stderr
     written = (tmp_path / "page.html").read_text()
     assert "Finished 30 of 30 steps on 2 ranks" in written
-    assert "val/accuracy" in written
+    assert "Validation accuracy" in written
     assert "3 checkpoints held up the steps" in written
     frame = drivetrain("watch", run, "--once").stdout
     assert "2 ranks" in frame
