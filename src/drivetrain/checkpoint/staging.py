@@ -12,6 +12,8 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
+from drivetrain.parallel.parts import own_part
+
 
 class CopyInMemory(AsyncStager):
     """Torch's interface to it; one save at a time."""
@@ -64,4 +66,4 @@ class CopyInMemory(AsyncStager):
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """The memory this rank holds of it."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return own_part(tensor).detach()

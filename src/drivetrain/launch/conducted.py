@@ -24,6 +24,22 @@ from drivetrain.launch.target import State, Status
 _START_S = 30.0
 
 
+class Conducted:
+    """The acts of a target whose job is a conductor in the background of the desk."""
+
+    def poll(self, job: Job, job_id: str) -> Status:
+        """As the conductor knows it."""
+        return poll(job, job_id)
+
+    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
+        """What every host printed."""
+        return logs(job, job_id, follow=follow)
+
+    def stop(self, job: Job, job_id: str) -> None:
+        """Ask every host to save and end."""
+        stop(job, job_id)
+
+
 def start(job: Job) -> str:
     """Start the conductor of what lies in the run's directory; host and process id."""
     run_dir = Path(job.run_dir)

@@ -11,6 +11,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it, as a plain tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def local_parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The plain tensors this rank holds."""
-    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    return [own_part(tensor) for tensor in tensors]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from drivetrain.core.children import end_child
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.findings import Failure, Finding, RankReport, find
@@ -143,13 +144,7 @@ class _Process:
         return RankReport(self.rank, "", failure=Failure("RuntimeError", message, None))
 
     def end(self) -> None:
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.process.close()
+        end_child(self.process)
         self.connection.close()
 
 

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from drivetrain.core.children import end_child
 from drivetrain.core.errors import WorkerFailure
 
 Result = TypeVar("Result")
@@ -112,13 +113,7 @@ class _Rank:
         return outcome
 
     def end(self) -> None:
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.process.close()
+        end_child(self.process)
         self.receiver.close()
 
 

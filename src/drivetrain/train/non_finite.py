@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.core.files import write_whole
+from drivetrain.parallel.parts import own_part
 from drivetrain.train.task import Loss, Task, Total
 
 _FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
@@ -119,7 +119,7 @@ def _describe(
         what = "the loss"
     if operation is not None:
         frames = operation.frames
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    local = own_part(tensor).detach()
     return {
         "found_in": found_in,
         "name": name,
@@ -223,8 +223,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return not bool(local.detach().isfinite().all())
+    return not bool(own_part(tensor).detach().isfinite().all())
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ from drivetrain.launch import conducted
 from drivetrain.launch.checks import script_problems, shape_problems
 from drivetrain.launch.job import Job
 from drivetrain.launch.member import FILE, Member, Members, on_leash
-from drivetrain.launch.target import Rendered, Status, option
+from drivetrain.launch.target import Rendered, option
 from drivetrain.launch.targets.hosts_file import Machine, read_hosts
 from drivetrain.launch.targets.hosts_ready import check_machines, copy_code, over_ssh
 
@@ -27,7 +27,7 @@ _SSH = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10 -o ServerAliveCountMax
 
 
 @dataclass(frozen=True)
-class SshHosts:
+class SshHosts(conducted.Conducted):
     """Machines that ssh reaches without a password."""
 
     name: ClassVar[str] = "hosts"
@@ -74,18 +74,6 @@ class SshHosts:
             copy_code(names, self.ssh, job.working_dir)
         check_machines(names, self.ssh, job, self._interpreter)
         return conducted.start(job)
-
-    def poll(self, job: Job, job_id: str) -> Status:
-        """As the conductor, here at the desk, knows it."""
-        return conducted.poll(job, job_id)
-
-    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What every machine printed."""
-        return conducted.logs(job, job_id, follow=follow)
-
-    def stop(self, job: Job, job_id: str) -> None:
-        """Ask every machine to save and end."""
-        conducted.stop(job, job_id)
 
     def _machines(self) -> tuple[Machine, ...]:
         if self.hosts is None:

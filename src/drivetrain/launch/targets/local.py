@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,11 +12,11 @@ from drivetrain.launch import conducted
 from drivetrain.launch.checks import script_problems, shape_problems
 from drivetrain.launch.job import Job
 from drivetrain.launch.member import FILE, Member, Members, on_leash
-from drivetrain.launch.target import Rendered, Status
+from drivetrain.launch.target import Rendered
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(conducted.Conducted):
     """One node, this one."""
 
     name: ClassVar[str] = "local"
@@ -41,15 +40,3 @@ class Local:
     def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it lies in the directory
         """Start it in the background."""
         return conducted.start(job)
-
-    def poll(self, job: Job, job_id: str) -> Status:
-        """Is it still there, and how did it end?"""
-        return conducted.poll(job, job_id)
-
-    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What it printed."""
-        return conducted.logs(job, job_id, follow=follow)
-
-    def stop(self, job: Job, job_id: str) -> None:
-        """Ask it to save and end."""
-        conducted.stop(job, job_id)
