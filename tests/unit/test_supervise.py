@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from drivetrain.record.session import Phase, Progress
+from drivetrain.record.session import Phase, Progress, ProgressPage, page_path, read_progress
 from drivetrain.supervise.machine import Action, Machine, State
 from drivetrain.supervise.policy import Budgets, End, Kind, decide
 from drivetrain.supervise.stall import Patience, StallWatch
@@ -144,49 +146,72 @@ def test_a_script_without_steps_is_restarted_only_when_asked_for() -> None:
     assert decide(end, [], Budgets(restarts_anything=True)).restart
 
 
-def page(step: int, at_s: float, phase: Phase = Phase.STEPPING) -> Progress:
-    return Progress(step, phase, 1, at_s)
+def page(
+    step: int, at_s: float, phase: Phase = Phase.STEPPING, slowest_step_s: float = 0.1
+) -> Progress:
+    return Progress(step, phase, 1, at_s, slowest_step_s)
 
 
 def test_the_time_out_is_learned_from_the_runs_own_steps() -> None:
     watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
-    for step in range(10):
-        assert watch.observe([page(step, step * 2.0)], step * 2.0) is None
-    assert watch.allowed_s(Phase.STEPPING) == pytest.approx(20.0)
-    assert watch.observe([page(9, 18.0)], 18.0 + 19) is None
-    stall = watch.observe([page(9, 18.0)], 18.0 + 21)
+    slow, quick = page(9, 18.0, slowest_step_s=2.0), page(9, 18.0, slowest_step_s=0.5)
+    assert watch.observe([slow, quick], 18.0 + 19) is None
+    stall = watch.observe([slow, quick], 18.0 + 21)
     assert stall is not None
     assert "no progress for 21.0 s after step 9" in str(stall)
+    assert "20.0 s are allowed" in str(stall)
 
 
 def test_starting_and_saving_may_take_longer() -> None:
     watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
     assert watch.observe([page(0, 0.0, Phase.STARTING)], 99) is None
+    assert watch.observe([page(5, 0.0, Phase.SAVING)], 99) is None
     assert watch.observe([page(5, 0.0, Phase.SAVING)], 101) is not None
 
 
 def test_a_first_step_is_not_measured_by_the_floor() -> None:
     watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=1000))
-    assert watch.observe([page(1, 0.0)], 900) is None
+    assert watch.observe([page(1, 0.0, slowest_step_s=0.0)], 900) is None
 
 
-def test_steps_that_came_between_two_looks_are_enough_to_know_how_long_one_takes() -> None:
+def test_a_rank_that_is_seen_only_after_its_quick_steps_is_known_by_them() -> None:
     watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=1000))
-    watch.observe([page(0, 0.0, Phase.STARTING)], 0.1)
-    watch.observe([page(5, 3.0)], 3.1)
-    assert watch.allowed_s(Phase.STEPPING) == pytest.approx(6.0)  # ten times (3 s / 5 steps)
-    assert watch.observe([page(5, 3.0)], 9.5) is not None
-    watch.observe([page(6, 3.01)], 3.02)
-    assert watch.allowed_s(Phase.STEPPING) == pytest.approx(1.0)  # measured by now
+    assert watch.observe([page(40, 0.0, slowest_step_s=0.001)], 0.9) is None
+    assert watch.observe([page(40, 0.0, slowest_step_s=0.001)], 1.1) is not None
 
 
 def test_the_rank_that_is_furthest_behind_is_named_and_a_script_without_pages_never_stalls() -> (
     None
 ):
     watch = StallWatch(Patience(stepping_s=1.0))
-    watch.observe([page(7, -0.2), page(6, 0.3)], 0.4)
     stall = watch.observe([page(8, 0.0), page(7, 0.5)], 10)
     assert stall is not None
     assert stall.local_rank == 1
     assert watch.observe([None, None], 1e9) is None
     assert watch.observe([page(8, 0.0, Phase.ENDED)], 1e9) is None
+
+
+def test_a_rank_times_its_own_steps_and_forgets_a_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 10**9
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    rank = ProgressPage(page_path(tmp_path, 0))
+
+    def note_after(seconds: float, phase: Phase, step: int | None = None) -> float:
+        nonlocal now_ns
+        now_ns += int(seconds * 1e9)
+        rank.note(phase, step)
+        found = read_progress(tmp_path, 0)
+        assert found is not None
+        return found.slowest_step_s
+
+    assert note_after(50, Phase.STEPPING, 1) == 0  # with all of its start in it
+    assert note_after(2, Phase.STEPPING, 2) == pytest.approx(2)
+    assert note_after(30, Phase.SAVING) == pytest.approx(2)
+    assert note_after(30, Phase.STEPPING) == pytest.approx(2)
+    assert note_after(3, Phase.STEPPING, 3) == pytest.approx(3)
+    for step in range(4, 1000):
+        slowest_s = note_after(0.1, Phase.STEPPING, step)
+    assert slowest_s == pytest.approx(0.1)
+    rank.close()

@@ -28,8 +28,10 @@ COMMAND_S = "DRIVETRAIN_COMMAND_S"
 LAUNCHED_S = "DRIVETRAIN_LAUNCHED_S"
 """When the supervisor started the ranks of this attempt."""
 TRAINS = "trains"
-_PAGE = struct.Struct("<qqqq")
-"""step, phase, process id, time in ns"""
+_PAGE = struct.Struct("<qqqqq")
+"""step, phase, process id, time in ns, the slowest recent step in ns"""
+_FADING = 0.99
+"""By each step: one slow step is forgotten after some hundreds."""
 
 
 class Phase(IntEnum):
@@ -51,6 +53,8 @@ class Progress:
     pid: int
     at_s: float
     """On the node's monotonic clock."""
+    slowest_step_s: float = 0.0
+    """Of its recent ones, by the rank's own clock; 0 before it has taken a whole step."""
 
 
 class ProgressPage:
@@ -59,6 +63,7 @@ class ProgressPage:
     def __init__(self, path: Path | None) -> None:
         self._pid = os.getpid()
         self._step, self._phase = 0, Phase.STARTING
+        self._at_ns = self._slowest_ns = 0
         self._map: mmap.mmap | None = None
         if path is not None:
             with open(path, "a+b") as file:
@@ -74,12 +79,17 @@ class ProgressPage:
 
     def note(self, phase: Phase, step: int | None = None) -> None:
         """Say what this rank does now, and after which step."""
+        now_ns = time.monotonic_ns()
         if step is not None:
+            num_steps = step - self._step
+            if num_steps > 0 and self._phase is phase is Phase.STEPPING:
+                took_ns = (now_ns - self._at_ns) // num_steps
+                self._slowest_ns = max(took_ns, int(_FADING * self._slowest_ns))
             self._step = step
-        self._phase = phase
+        self._phase, self._at_ns = phase, now_ns
         if self._map is not None:
             # one assignment: pack_into() would clear the page first, and a reader would see that
-            self._map[:] = _PAGE.pack(self._step, phase, self._pid, time.monotonic_ns())
+            self._map[:] = _PAGE.pack(self._step, phase, self._pid, now_ns, self._slowest_ns)
 
     def close(self) -> None:
         """Write no more."""
@@ -104,8 +114,8 @@ def read_progress(session: Path, local_rank: int) -> Progress | None:
         return None
     if len(data) < _PAGE.size or not any(data):
         return None
-    step, phase, pid, at_ns = _PAGE.unpack(data)
-    return Progress(step, Phase(phase), pid, at_ns * 1e-9)
+    step, phase, pid, at_ns, slowest_ns = _PAGE.unpack(data)
+    return Progress(step, Phase(phase), pid, at_ns * 1e-9, slowest_ns * 1e-9)
 
 
 _opened = 0

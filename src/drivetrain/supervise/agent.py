@@ -134,7 +134,6 @@ class Supervisor(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._num_started += 1
-        self._watch = StallWatch(self._settings.patience, self._watch.leniency)
         self._resources = ResourceWatch()
         environments = [
             {

@@ -10,6 +10,7 @@ assert run_ranks(body, 2, args=(3.0,)) == [6.0, 6.0]
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -164,6 +165,7 @@ def _worker(
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
+    faulthandler.enable()  # what ends by a signal of its own says where it was
     try:
         timeout = timedelta(seconds=timeout_s)
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
