@@ -91,12 +91,12 @@ matrix:                           ## every layout against one process, written t
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
 
 plan-memory:                      ## predicted memory next to measured (half an hour): predict, train every case, compare
-	$(BIN)/python -m drivetrain.bench.plan_memory predict benchmarks/results/plan-memory
-	$(BIN)/python -m drivetrain.bench.plan_memory measure benchmarks/results/plan-memory
-	$(BIN)/python -m drivetrain.bench.plan_memory report benchmarks/results/plan-memory
+	$(BIN)/python -m drivetrain.bench.plan.memory predict benchmarks/results/plan-memory
+	$(BIN)/python -m drivetrain.bench.plan.memory measure benchmarks/results/plan-memory
+	$(BIN)/python -m drivetrain.bench.plan.memory report benchmarks/results/plan-memory
 
 plan-published:                   ## predictions next to public training reports
-	$(BIN)/python -m drivetrain.bench.plan_published benchmarks/results/plan-published
+	$(BIN)/python -m drivetrain.bench.plan.published benchmarks/results/plan-published
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """The parity matrix: every layout against one process, and on from its checkpoint.
 
-python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
+python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity [MODEL ...]
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ STEPS = 30
 TOLERANCE = 1e-4
 
 Parallel = dict[str, Any]
+Found = dict[str, dict[str, dict[str, float]]]
+"""By model, kind and layout."""
 FSDP = {"strategy": "fsdp"}
 
 
@@ -150,7 +152,7 @@ def measure(model: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def page(found: dict[str, dict[str, dict[str, float]]]) -> str:
+def page(found: Found) -> str:
     """The table for people."""
     lines = [
         "# Parity matrix",
@@ -182,13 +184,15 @@ def page(found: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(target: str, results: str) -> None:
-    """All models; exit 1 when one parts."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    Path(results).mkdir(parents=True, exist_ok=True)
-    for model in MODELS:  # what is there is kept, should a later one fail
+def main(target: str, results: str, *only: str) -> None:
+    """All models, or those named beside what is there; exit 1 when one parts."""
+    path = Path(results) / "deviations.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found: Found = json.loads(path.read_text()) if only and path.exists() else {}
+    for model in only or MODELS:  # what is there is kept, should a later one fail
         found[model] = measure(model)
-        (Path(results) / "deviations.json").write_text(json.dumps(found, indent=1) + "\n")
+        found = {name: found[name] for name in MODELS if name in found}
+        path.write_text(json.dumps(found, indent=1) + "\n")
         Path(target).write_text(page(found))
     worst = max(v for model in found.values() for kind in model.values() for v in kind.values())
     print(f"largest deviation {worst:.1e}, allowed {TOLERANCE:.0e}")

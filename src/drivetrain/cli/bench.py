@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from drivetrain.bench import campaign
-from drivetrain.bench.ray import run_ray
-from drivetrain.bench.reading import run_reading
-from drivetrain.bench.recovery import run_recovery
-from drivetrain.bench.scale import run_scale
-from drivetrain.bench.slow_link import run_slow_link
-from drivetrain.bench.start import run_start
-from drivetrain.bench.supervision import run_supervision
+from drivetrain.bench.faults.recovery import run_recovery
+from drivetrain.bench.faults.scale import run_scale
+from drivetrain.bench.faults.supervision import run_supervision
+from drivetrain.bench.links.slow_link import run_slow_link
+from drivetrain.bench.reading.bench import run_reading
+from drivetrain.bench.steps import campaign
+from drivetrain.bench.targets.ray import run_ray
+from drivetrain.bench.targets.start import run_start
 from drivetrain.testing.hosts import make_hosts
 
 

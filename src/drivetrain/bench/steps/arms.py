@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from drivetrain.bench.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload
+from drivetrain.bench.steps.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
 Run = Callable[[int], None]
 TOTAL_STEPS = 1_000_000

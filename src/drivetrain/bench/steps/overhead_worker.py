@@ -18,10 +18,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.bench import arms
-from drivetrain.bench.arms import Run
-from drivetrain.bench.interleaved import WARM_UP_ROUNDS
-from drivetrain.bench.workloads import (
+from drivetrain.bench.steps import arms
+from drivetrain.bench.steps.arms import Run
+from drivetrain.bench.steps.interleaved import WARM_UP_ROUNDS
+from drivetrain.bench.steps.workloads import (
     LEARNING_RATE,
     MAX_GRAD_NORM,
     Workload,

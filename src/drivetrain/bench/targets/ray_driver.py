@@ -1,4 +1,4 @@
-"""One Ray arm of `bench ray`, as a driver: python -m drivetrain.bench.ray_driver ARM FOLDER."""
+"""One Ray arm of `bench ray`: python -m drivetrain.bench.targets.ray_driver ARM FOLDER."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from drivetrain.bench.ray_worker import TIMES, bare_loop
+from drivetrain.bench.targets.ray_worker import TIMES, bare_loop
 from drivetrain.launch.targets.ray.worker import run_script
 
 
 def script_loop(config: dict[str, str]) -> None:
     """What `--on ray` runs in each worker."""
     os.environ[TIMES] = config["times"]
-    words = ["-m", "drivetrain.bench.ray_worker"]
+    words = ["-m", "drivetrain.bench.targets.ray_worker"]
     run_script({"words": words, "run_dir": config["run_dir"], "working_dir": config["run_dir"]})
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
-from drivetrain.bench.arms import Run, bare_loop, make_optimizer, make_scheduler
-from drivetrain.bench.workloads import MAX_GRAD_NORM, Workload
+from drivetrain.bench.steps.arms import Run, bare_loop, make_optimizer, make_scheduler
+from drivetrain.bench.steps.workloads import MAX_GRAD_NORM, Workload
 from drivetrain.parallel.norm import total_norm
 
 NUM_MICRO_BATCHES = 4

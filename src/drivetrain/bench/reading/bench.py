@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.bench.made_run import MadeRun, make_run
+from drivetrain.bench.reading.made_run import MadeRun, make_run
 
 _SIZES = ((8, 10_000), (512, 10_000), (4_096, 10_000))
 VERBS = {

@@ -24,7 +24,7 @@ from typing import Any
 from drivetrain.checkpoint.manifest import NAME
 from drivetrain.record.session import RUN_DIR
 
-_SCRIPT = "drivetrain.bench.recovery_worker"
+_SCRIPT = "drivetrain.bench.faults.recovery_worker"
 _STEPS, _KILL_AFTER, _GIVE_UP_S = 100_000, 12, 30.0
 _SETTLE_S = 10.0
 """Two busy ranks on two cores: spares, where there are some, have imported everything by then."""

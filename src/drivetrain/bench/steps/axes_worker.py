@@ -6,10 +6,10 @@ import tempfile
 import warnings
 from typing import Any
 
-from drivetrain.bench import arms, axes_arms
-from drivetrain.bench.interleaved import run_rank
-from drivetrain.bench.overhead_worker import led_by_trainer
-from drivetrain.bench.workloads import Workload, small_transformer, transformer
+from drivetrain.bench.steps import arms, axes_arms
+from drivetrain.bench.steps.interleaved import run_rank
+from drivetrain.bench.steps.overhead_worker import led_by_trainer
+from drivetrain.bench.steps.workloads import Workload, small_transformer, transformer
 
 _TWO = 2
 _PLAN = ["layers.*.linear1=colwise", "layers.*.linear2=rowwise"]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from drivetrain.bench.bitwise_worker import paced, prepared
-from drivetrain.bench.interleaved import run_rank, timed_blocks
-from drivetrain.bench.workloads import Workload, transformer
+from drivetrain.bench.steps.bitwise_worker import paced, prepared
+from drivetrain.bench.steps.interleaved import run_rank, timed_blocks
+from drivetrain.bench.steps.workloads import Workload, transformer
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.step_file import StepTimes
 from drivetrain.train.open_run import open_recorder

@@ -96,7 +96,7 @@ def _blocked(output: Path, num_ranks: int) -> str:
 def _measure(worker: str, output: Path, num_rounds: int, num_ranks: int) -> dict[str, Any]:
     require("matplotlib", extra="bench")
     raw = output / "samples.json"
-    words = ["--nproc-per-node", str(num_ranks), "-m", f"drivetrain.bench.{worker}"]
+    words = ["--nproc-per-node", str(num_ranks), "-m", f"drivetrain.bench.steps.{worker}"]
     if launch([*words, str(raw.resolve()), str(num_rounds)]) != 0:
         raise WorkerFailure("the measurement failed; its error stands above")
     samples: dict[str, Any] = json.loads(raw.read_text())

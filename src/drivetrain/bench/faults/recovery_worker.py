@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from drivetrain.bench.recovery import PIDS
+from drivetrain.bench.faults.recovery import PIDS
 from drivetrain.config.load import load_config
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer

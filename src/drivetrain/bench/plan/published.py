@@ -1,4 +1,4 @@
-"""Predictions next to public training reports: `python -m drivetrain.bench.plan_published FOLDER`.
+"""Predictions next to public training reports: `python -m drivetrain.bench.plan.published FOLDER`.
 
 Each report's own layout, micro-batch and recomputation are priced; nothing is searched and nothing
 fitted. Their programs are not ours (compiled or fused kernels, other losses), and their clusters
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from drivetrain.bench.plan_models import GPT
+from drivetrain.bench.plan.models import GPT
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.file import ClusterFile, cluster_from
 from drivetrain.parallel.layout import Layout

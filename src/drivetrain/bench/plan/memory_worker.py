@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from drivetrain.bench.plan_cases import Case, cases
-from drivetrain.bench.plan_models import MODELS, make_optimizer
+from drivetrain.bench.plan.cases import Case, cases
+from drivetrain.bench.plan.models import MODELS, make_optimizer
 from drivetrain.cluster.detect import detect
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Task

@@ -98,9 +98,9 @@ def _trial(arm: str, environment: dict[str, str]) -> tuple[float, float]:
 def _command(arm: str, folder: str) -> list[str]:
     if arm == _LOCAL:
         train = [sys.executable, "-m", "drivetrain", "train", "--nproc-per-node=2"]
-        return [*train, f"--run-dir={folder}/run", "-m", "drivetrain.bench.ray_worker"]
+        return [*train, f"--run-dir={folder}/run", "-m", "drivetrain.bench.targets.ray_worker"]
     which = "script" if arm == _ON_RAY else "bare"
-    return [sys.executable, "-m", "drivetrain.bench.ray_driver", which, folder]
+    return [sys.executable, "-m", "drivetrain.bench.targets.ray_driver", which, folder]
 
 
 @contextmanager

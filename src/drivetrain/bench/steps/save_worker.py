@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.bench.interleaved import interleaved
-from drivetrain.bench.workloads import LEARNING_RATE, transformer
+from drivetrain.bench.steps.interleaved import interleaved
+from drivetrain.bench.steps.workloads import LEARNING_RATE, transformer
 from drivetrain.checkpoint.checkpointer import Checkpointer
 from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import TrainingState

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from drivetrain.bench.supervision import TIMES
-from drivetrain.bench.workloads import Decoder
+from drivetrain.bench.faults.supervision import TIMES
+from drivetrain.bench.steps.workloads import Decoder
 from drivetrain.config.load import load_config
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Task

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.bench.arms import TOTAL_STEPS, Run
-from drivetrain.bench.interleaved import run_rank, timed_blocks
-from drivetrain.bench.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload, transformer
+from drivetrain.bench.steps.arms import TOTAL_STEPS, Run
+from drivetrain.bench.steps.interleaved import run_rank, timed_blocks
+from drivetrain.bench.steps.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload, transformer
 from drivetrain.train.keep_loop import KeptLoop, prepare
 
 

@@ -1,8 +1,8 @@
 """Memory as predicted, next to memory as measured.
 
-python -m drivetrain.bench.plan_memory predict FOLDER    predictions.json, nothing is run
-python -m drivetrain.bench.plan_memory measure FOLDER    trains every case on real ranks
-python -m drivetrain.bench.plan_memory report  FOLDER    table.md and scatter.png
+python -m drivetrain.bench.plan.memory predict FOLDER    predictions.json, nothing is run
+python -m drivetrain.bench.plan.memory measure FOLDER    trains every case on real ranks
+python -m drivetrain.bench.plan.memory report  FOLDER    table.md and scatter.png
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.bench.plan_cases import Case, cases
+from drivetrain.bench.plan.cases import Case, cases
 
 
 def predict(folder: Path) -> None:
     """Every case, on fake tensors."""
-    from drivetrain.bench.plan_models import subject_of
+    from drivetrain.bench.plan.models import subject_of
     from drivetrain.plan.memory import worst_memory
     from drivetrain.plan.profiling import Profiler
 
@@ -41,7 +41,7 @@ def measure(folder: Path) -> None:
 
     for ranks in (1, 2, 4):
         words = ["--nproc-per-node", str(ranks), "--spares", "0", "--max-restarts", "0", "-m"]
-        launch([*words, "drivetrain.bench.plan_memory_worker", str(folder)])
+        launch([*words, "drivetrain.bench.plan.memory_worker", str(folder)])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What `bench ray` trains, twice: with Drivetrain's Trainer, and as a bare DDP loop.
 
 Both make the same number of steps on the same model and write down, on rank 0, when each ended.
-As a script it is the first: python -m drivetrain.bench.ray_worker
+As a script it is the first: python -m drivetrain.bench.targets.ray_worker
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from drivetrain.bench.workloads import Decoder
+from drivetrain.bench.steps.workloads import Decoder
 from drivetrain.config.load import load_config
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Task

@@ -24,7 +24,7 @@ from drivetrain.bench.statistics import Estimate, bootstrap
 from drivetrain.record.session import RUN_DIR
 from drivetrain.supervise.testimony import kernel_state
 
-_WORDS = ("-m", "drivetrain.bench.supervision_worker")
+_WORDS = ("-m", "drivetrain.bench.faults.supervision_worker")
 TIMES = "DRIVETRAIN_BENCH_TIMES"
 """Where a rank writes down when its steps ended."""
 _SETTLE_S = 10.0  # imports, and the warm spares' imports, are over

@@ -133,7 +133,7 @@ def _on(hosts: Sequence[_Host], jobs: list[Job]) -> list[Outcome]:
         listed.write_text(json.dumps(jobs))
         processes = []
         for rank, host in enumerate(hosts):
-            words = ["-m", "drivetrain.bench.slow_link_worker", str(listed), str(results)]
+            words = ["-m", "drivetrain.bench.links.slow_link_worker", str(listed), str(results)]
             env = _environment(rank, len(hosts), hosts[0].address)
             process = host.popen([sys.executable, *words, str(rank)], env=env)
             stack.callback(process.kill)

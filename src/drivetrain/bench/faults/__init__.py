@@ -1,0 +1,1 @@
+"""What failures and watching for them cost."""

@@ -1,0 +1,1 @@
+"""What the planner says against what is measured or published."""

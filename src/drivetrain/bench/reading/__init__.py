@@ -1,0 +1,1 @@
+"""Reading a run's record, at the size of thousands of ranks."""

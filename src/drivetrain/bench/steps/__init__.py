@@ -1,0 +1,1 @@
+"""What a step costs: every arm in interleaved blocks of one run."""

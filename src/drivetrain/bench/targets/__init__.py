@@ -1,0 +1,1 @@
+"""Starting a run, by hand and through an engine."""
