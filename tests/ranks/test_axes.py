@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.testing import run_ranks
@@ -56,6 +57,21 @@ def test_a_checkpoint_is_handed_from_layout_to_layout(tmp_path: Path) -> None:
         for name, losses in results.items():
             deviation = largest_deviation(losses, reference)
             assert deviation <= matrix.TOLERANCE, f"{name}: losses part by {deviation:.2e}"
+
+
+def train_with_and_without_a_break(output_dir: str) -> tuple[str, str]:
+    pipeline = matrix.LAYOUTS["pp gpipe"][1]
+    _, whole = matrix.train("resnet", output_dir, pipeline, 4)
+    _, begun = matrix.train("resnet", output_dir, pipeline, 2, every_steps=2)
+    _, resumed = matrix.train("resnet", output_dir, pipeline, 4, resume_from=begun)
+    return whole, resumed
+
+
+def test_every_stages_running_statistics_are_saved(tmp_path: Path) -> None:
+    runs = run_ranks(train_with_and_without_a_break, 2, 100, args=(str(tmp_path),))[0]
+    whole, resumed = (torch.load(f"{run}/checkpoints/weights.pt") for run in runs)
+    assert whole["blocks.3.norm2.num_batches_tracked"] > 0
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def train_few_steps(output_dir: str, parallel: dict[str, Any]) -> list[float]:

@@ -49,6 +49,8 @@ class TrainingState:
     """The same on every rank, and plain: a scaler, the position in the run."""
     own: Mapping[str, Stateful] = field(default_factory=dict)
     """Different on every rank."""
+    is_first_copy: bool = True
+    """Of all ranks with the same part of the model."""
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and buffers, by the user's names; this rank's part of them."""
@@ -57,8 +59,8 @@ class TrainingState:
     def weights(self) -> dict[str, torch.Tensor]:
         """What this rank contributes to a checkpoint of the weights alone."""
         tensors = self.model_tensors()
-        if self.rank != 0:
-            # running statistics differ between ranks; rank 0's are the ones that count
+        if not self.is_first_copy:
+            # running statistics differ between copies; the first one's are the ones that count
             buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
             shared = {n for n, t in tensors.items() if n in buffers and not isinstance(t, DTensor)}
             tensors = {name: value for name, value in tensors.items() if name not in shared}

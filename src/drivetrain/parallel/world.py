@@ -81,6 +81,11 @@ class World:
         return own
 
     @property
+    def is_first_copy(self) -> bool:
+        """Whether this is the first of the ranks that have the same part of the model."""
+        return any(group[0] == self.rank for group in self.layout.groups(*self._data_axes))
+
+    @property
     def cluster(self) -> Cluster:
         """The devices the ranks stand on."""
         per_node = self.identity.local_world_size

@@ -347,9 +347,10 @@ class Saver:
             own["dataset"] = Value(
                 lambda: feed.dataset_state, lambda state: setattr(feed, "dataset_state", state)
             )
-        parts = (engine.spread.inner, engine.optimizer, self._world.rank, common, own)
-        if engine.spread.own_step is not None:
-            return GatheredState(*parts, keeper=engine.spread.own_step)
+        spread, world = engine.spread, self._world
+        parts = (spread.inner, engine.optimizer, world.rank, common, own, world.is_first_copy)
+        if spread.own_step is not None:
+            return GatheredState(*parts, keeper=spread.own_step)
         return TrainingState(*parts)
 
     def _get_run(self) -> dict[str, Any]:
