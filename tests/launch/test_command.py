@@ -40,6 +40,12 @@ def parse(line: str) -> Command:
             "train.py",
             ("--epochs", "3"),
         ),
+        (
+            "--script train.py --backend horovod max_steps=3",
+            (),
+            "train.py",
+            ("parallel.strategy=horovod", "max_steps=3"),
+        ),
         # the script's own: torchrun would hand these on, and so do we
         ("train.py --log-dir x", (), "train.py", ("--log-dir", "x")),
         ("train.py --num-gpus 8", (), "train.py", ("--num-gpus", "8")),
@@ -59,7 +65,7 @@ def test_a_command_line_is_taken_apart(
     [
         ("", "SCRIPT: not given"),
         ("--nprok-per-node 2 train.py", "did you mean --nproc-per-node?"),
-        ("--script train.py --backend horovod", "--backend = horovod: not available"),
+        ("--script train.py --backend mpi", "--backend = mpi: no such backend"),
         ("train.py --nnodes", "--nnodes: needs a value"),
     ],
 )

@@ -69,6 +69,18 @@ def test_the_gpt_under_every_config(tmp_path: Path, config: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("resnet", "parallel.strategy=fsdp"), ("vit", "parallel.tp=2")], ids=lambda w: w[0]
+)
+def test_images_alone_and_shared_show_the_same_loss(tmp_path: Path, words: tuple[str, str]) -> None:
+    model, setting = words
+    script = [str(EXAMPLES / "vision.py"), "--model", model]
+    steps = ["max_steps=6", "evaluation.every_steps=6"]
+    alone = last_loss(run(tmp_path, *script, *steps), 6)
+    assert last_loss(run(tmp_path, *LAUNCH, *script, setting, *steps), 6) == alone
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install drivetrain[deepspeed]")
 @pytest.mark.parametrize(
     "settings",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.launch.request import read_request
+from drivetrain.launch.request import read_command, read_request
 
 
 def run(words: Sequence[str]) -> int:
@@ -15,6 +16,8 @@ def run(words: Sequence[str]) -> int:
     words, plan, cluster = _without_plan(list(words))
     if plan is not None:
         words = _planned(words, plan, cluster)
+    if "HOROVOD_RANK" in os.environ:
+        _become_the_script(words)
     request = read_request(words)
     if request is not None:
         from drivetrain.cli.jobs import submit
@@ -23,6 +26,14 @@ def run(words: Sequence[str]) -> int:
     from drivetrain.launch.guardian import guard
 
     return guard(words)
+
+
+def _become_the_script(words: Sequence[str]) -> None:
+    """Under horovodrun, which has started the ranks: this is one of them."""
+    command = read_command(words)
+    is_module = {"-m", "--module"} & set(command.launcher_args)
+    how = ["-m"] if is_module else []
+    os.execv(sys.executable, [sys.executable, *how, command.script, *command.script_args])  # noqa: S606
 
 
 def _without_plan(words: list[str]) -> tuple[list[str], str | None, str]:

@@ -85,9 +85,10 @@ def _split(
         elif "=" in word and not word.startswith("-"):
             overrides.append(word)
         else:
-            problems.append(
-                Problem(word, "not an override", "write path.to.key=value", has_value=False)
-            )
+            remedy = "write path.to.key=value"
+            if word.startswith("--"):
+                remedy += "; a launcher's flag goes before the script's own words"
+            problems.append(Problem(word, "not an override", remedy, has_value=False))
     return file, overrides, problems
 
 

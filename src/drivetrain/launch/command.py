@@ -33,7 +33,14 @@ AFTER_SCRIPT = {
     "--rdzv-id",
     "--rdzv-conf",
 }
-BACKENDS = {"pytorch-ddp", "ddp", "torch", "gloo", "nccl"}
+BACKENDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("pytorch-ddp", "ddp", "torch", "gloo", "nccl"), ()),
+    **dict.fromkeys(("pytorch-fsdp", "fsdp"), ("parallel.strategy=fsdp",)),
+    "deepspeed": ("parallel.strategy=deepspeed",),
+    "horovod": ("parallel.strategy=horovod",),
+    "ray": (),
+}
+"""What other documents call a backend, as words for the script's config; ray is a target."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ def parse_command(
     takes_value = _flags(torchrun)
     queue = list(words)
     launcher: list[str] = []
+    settings: tuple[str, ...] = ()
     script: str | None = None
     is_positional = False  # a script that was only named (--script) may be followed by any flag
     while queue:
@@ -89,7 +97,8 @@ def parse_command(
             if flag == "--script":
                 script = value
             else:
-                _check_backend(value)
+                settings = _settings(value)
+                launcher += ["--on=ray"] if value == "ray" else []
         elif flag in takes_value and (not is_positional or flag in after_script):
             if takes_value[flag]:
                 launcher.append(f"{flag}={_value(queue, word)}")
@@ -106,7 +115,7 @@ def parse_command(
         raise ConfigError(
             [Problem("SCRIPT", "not given", "drivetrain train your_script.py", has_value=False)]
         )
-    return Command(script, tuple(queue), tuple(launcher))
+    return Command(script, (*settings, *queue), tuple(launcher))
 
 
 def _flags(torchrun: argparse.ArgumentParser) -> dict[str, bool]:
@@ -130,18 +139,11 @@ def _value(queue: list[str], word: str) -> str:
     return queue.pop(0)
 
 
-def _check_backend(name: str) -> None:
-    if name not in BACKENDS:
-        raise ConfigError(
-            [
-                Problem(
-                    "--backend",
-                    "not available in this release",
-                    "use pytorch-ddp; the script's config chooses ddp or fsdp",
-                    name,
-                )
-            ]
-        )
+def _settings(backend: str) -> tuple[str, ...]:
+    if backend not in BACKENDS:
+        remedy = f"use one of {', '.join(BACKENDS)}"
+        raise ConfigError([Problem("--backend", "no such backend", remedy, backend)])
+    return BACKENDS[backend]
 
 
 def _unknown_flag(word: str, has_value: str, known: dict[str, bool]) -> Problem:

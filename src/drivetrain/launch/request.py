@@ -56,10 +56,11 @@ class Request:
 
 def read_request(words: Sequence[str]) -> Request | None:
     """The request in a command line; None when it asks for no target."""
-    if not any(word.partition("=")[0] in _ASKS_FOR_A_TARGET for word in words):
+    is_for_ray = _last_value(words, "--backend") == "ray"
+    if not is_for_ray and not any(w.partition("=")[0] in _ASKS_FOR_A_TARGET for w in words):
         return None
     words = [*_from_file(_last_value(words, "--launch-file")), *words]
-    on = _last_value(words, "--on")
+    on = _last_value(words, "--on") or ("ray" if is_for_ray else None)
     name = on or "hosts"
     parser, of_target = _parser(target_type(name) if name in TARGETS else None)
     # after the script they are taken only when --on is there: --hosts may be the script's own
@@ -73,6 +74,11 @@ def read_request(words: Sequence[str]) -> Request | None:
     if isinstance(target, FillsIn):
         job = target.fill_in(job, given)
     return Request(target, job, args.dry_run, args.wait)
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """A command line for this machine, without asking torch which flags there are."""
+    return parse_command(words, _parser(None)[0])
 
 
 def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
