@@ -15,23 +15,23 @@ from drivetrain._version import __version__
 if TYPE_CHECKING:
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
     from drivetrain.core.errors import ConfigError, DrivetrainError
+    from drivetrain.train.doors.horovod import HorovodTrainer
+    from drivetrain.train.doors.presets import DistributedConfig, PyTorchDDPTrainer
+    from drivetrain.train.doors.ray import RayTrainer
     from drivetrain.train.hooks import Hook
-    from drivetrain.train.horovod_door import HorovodTrainer
     from drivetrain.train.keep_loop import KeptLoop, prepare
-    from drivetrain.train.presets import DistributedConfig, PyTorchDDPTrainer
-    from drivetrain.train.ray_door import RayTrainer
     from drivetrain.train.task import Task, Total
     from drivetrain.train.trainer import Trainer
 
 _HOMES = {
     "ConfigError": "drivetrain.core.errors",
-    "DistributedConfig": "drivetrain.train.presets",
+    "DistributedConfig": "drivetrain.train.doors.presets",
     "DrivetrainError": "drivetrain.core.errors",
     "Hook": "drivetrain.train.hooks",
-    "HorovodTrainer": "drivetrain.train.horovod_door",
+    "HorovodTrainer": "drivetrain.train.doors.horovod",
     "KeptLoop": "drivetrain.train.keep_loop",
-    "PyTorchDDPTrainer": "drivetrain.train.presets",
-    "RayTrainer": "drivetrain.train.ray_door",
+    "PyTorchDDPTrainer": "drivetrain.train.doors.presets",
+    "RayTrainer": "drivetrain.train.doors.ray",
     "ResolvedConfig": "drivetrain.config",
     "RunConfig": "drivetrain.config",
     "Task": "drivetrain.train.task",

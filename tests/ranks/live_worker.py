@@ -23,10 +23,10 @@ from drivetrain.parallel.live_world import live_world
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import assemble
 from drivetrain.train.history import History
-from drivetrain.train.live import go_live
+from drivetrain.train.live.training import go_live
 from drivetrain.train.loop import Loop
-from drivetrain.train.saver import Position
-from drivetrain.train.weights import weights_sha256
+from drivetrain.train.saving.saver import Position
+from drivetrain.train.saving.weights import weights_sha256
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.training import NUM_SAMPLES, settings
 

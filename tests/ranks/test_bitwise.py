@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import drivetrain
-from drivetrain.parallel.bitwise import uncovered
+from drivetrain.parallel.exact.bitwise import uncovered
 from drivetrain.testing import run_ranks
-from drivetrain.train.weights import weights_sha256
+from drivetrain.train.saving.weights import weights_sha256
 from tests.gpt_task import GPT, token_loss
 from tests.ranks.training import sentences, settings, train_gpt
 

@@ -24,8 +24,8 @@ from drivetrain.checkpoint.manifest import DamagedCheckpoint, checksum
 from drivetrain.checkpoint.place import place_at
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.train.history import History
+from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import weights_sha256
 from tests.ranks.resuming import go_on_in, make_sums_fit
 from tests.ranks.small_task import samples, small_task
 

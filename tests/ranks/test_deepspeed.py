@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from drivetrain.record import session
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
+from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import weights_sha256
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.resuming import Interrupted
 from tests.ranks.training import assert_same_training, largest_deviation, sentences, settings

@@ -13,8 +13,8 @@ import pytest
 
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.place import LocalPlace, place_at
-from drivetrain.train import pulse, saver
 from drivetrain.train.hooks import Hook
+from drivetrain.train.saving import pulse, saver
 from drivetrain.train.trainer import Trainer
 from tests.ranks.resuming import go_on_in
 from tests.ranks.small_task import samples, small_task

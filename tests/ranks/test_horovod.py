@@ -15,7 +15,7 @@ import torch
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
 from drivetrain.parallel.horovod.meeting import load_horovod
 from drivetrain.testing import run_ranks
-from drivetrain.train.horovod_door import HorovodTrainer
+from drivetrain.train.doors.horovod import HorovodTrainer
 from tests.ranks.training import assert_same_training, largest_deviation, train_gpt, train_layouts
 
 SCRIPTS, EXAMPLES = Path(__file__).parents[1] / "scripts", Path(__file__).parents[2] / "examples"

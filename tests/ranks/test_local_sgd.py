@@ -17,8 +17,8 @@ from drivetrain.parallel.local_sgd import Local, Rounds
 from drivetrain.parallel.world import World
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
+from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import weights_sha256
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.test_communication import sgd_task
 from tests.ranks.test_resume import interrupted, train

@@ -11,9 +11,9 @@ import torch
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.own_ids import OwnIds
 from drivetrain.testing import run_ranks
-from drivetrain.train.meter import Meter
 from drivetrain.train.schedule import Schedule
 from drivetrain.train.trainer import Trainer
+from drivetrain.train.watch.meter import Meter
 from tests.gpt_task import GPT, Sentences, collate, gpt_task, token_loss
 from tests.ranks.training import (
     NUM_SAMPLES,

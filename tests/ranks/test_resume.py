@@ -13,8 +13,8 @@ from drivetrain.core.errors import WorkerFailure
 from drivetrain.record.session import RUN_DIR
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
+from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import weights_sha256
 from tests.gpt_task import gpt_task
 from tests.ranks.training import PARITY, sentences, settings
 

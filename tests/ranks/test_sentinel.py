@@ -13,8 +13,8 @@ from drivetrain.core.errors import ReplicaDrift, WorkerFailure
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.keep_loop import prepare
-from drivetrain.train.sentinel import Drift, bit_sums, find_drifts
 from drivetrain.train.trainer import Trainer
+from drivetrain.train.watch.sentinel import Drift, bit_sums, find_drifts
 from tests.ranks.small_task import samples, small_task
 
 PARAMETER, FLIPPED_AFTER = "2.weight", 4

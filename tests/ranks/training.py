@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from drivetrain.train.history import EvaluationResult
+from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import weights_sha256
 from tests.gpt_task import Sentences, collate, gpt_task
 
 # Nothing divides anything: 101 samples, batches of 24, micro-batches of 3, up to 4 ranks.

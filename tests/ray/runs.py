@@ -15,7 +15,7 @@ import torch
 
 from drivetrain.testing.ray_cluster import RayCluster
 from drivetrain.testing.scalars import step_scalars
-from drivetrain.train.weights import weights_sha256
+from drivetrain.train.saving.weights import weights_sha256
 
 PROJECT = Path(__file__).parent.parent.parent
 BITWISE = ("reproducibility=bitwise", "record.logging_steps=1", "checkpoint.asynchronous=false")

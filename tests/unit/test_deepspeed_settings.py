@@ -14,7 +14,7 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.deepspeed.settings import Merged, merge
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.strategy import Profile
-from drivetrain.train.presets import DistributedConfig
+from drivetrain.train.doors.presets import DistributedConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deepspeed"
 

@@ -28,7 +28,7 @@ from drivetrain.plan.search import Question
 from drivetrain.plan.sources import find_subject, from_script
 from drivetrain.plan.stages import stage_parts
 from drivetrain.plan.subject import Subject
-from drivetrain.train.plan_watch import compare
+from drivetrain.train.watch.plan import compare
 
 
 class Block(nn.Module):

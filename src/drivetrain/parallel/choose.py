@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from drivetrain.config.schema import RunConfig
-from drivetrain.parallel.bitwise import BitwiseStrategy
 from drivetrain.parallel.ddp import DDPStrategy
 from drivetrain.parallel.dtypes import COMPUTE_DTYPES
+from drivetrain.parallel.exact.bitwise import BitwiseStrategy
 from drivetrain.parallel.local_sgd import LocalSGDStrategy
 from drivetrain.parallel.strategy import Strategy
 

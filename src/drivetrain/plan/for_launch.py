@@ -19,7 +19,7 @@ from drivetrain.plan.show import show
 from drivetrain.plan.sources import from_script
 
 PLAN_VARIABLE = "DRIVETRAIN_PLAN"
-WATCH = "drivetrain.train.plan_watch:PlanWatch"
+WATCH = "drivetrain.train.watch.plan:PlanWatch"
 
 
 def plan_for_command(words: Sequence[str], said: str) -> Plan:

@@ -159,7 +159,7 @@ def _make_fake(model: nn.Module, dtype: torch.dtype | None) -> None:
 def _share(model: nn.Module, tp: int, way: Way) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from drivetrain.parallel.tensor import share_layers
+    from drivetrain.parallel.tensor.apply import share_layers
 
     mesh = DeviceMesh("cpu", list(range(tp)), mesh_dim_names=("tp",))
     share_layers(model, Tensor(sequence_parallel=way.sequence_parallel), mesh)
@@ -167,7 +167,7 @@ def _share(model: nn.Module, tp: int, way: Way) -> None:
 
 def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
     """Numbers of ranks that could share each layer."""
-    from drivetrain.parallel.tensor_plan import plan_for
+    from drivetrain.parallel.tensor.plan import plan_for
 
     sizes = [1]
     for size in (2, 4, 8, 16):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "DRIVETRAIN_PROFILE"
-HOOK = "drivetrain.train.profiling:Profiling"
+HOOK = "drivetrain.train.watch.profiling:Profiling"
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.hooks import HookCaller
 from drivetrain.train.loop import Loop
-from drivetrain.train.meter import Meter
-from drivetrain.train.saver import Position
+from drivetrain.train.saving.saver import Position
 from drivetrain.train.task import Loss, Task
 from drivetrain.train.trainer import Trainer, kind_of_loop
+from drivetrain.train.watch.meter import Meter
 
 NUM_STEPS = 2
 """The first makes the optimizer's state, the second is like all that follow."""

@@ -25,12 +25,12 @@ from drivetrain.data.keys import INIT, fold
 from drivetrain.data.seeding import seed_data, seed_model
 from drivetrain.data.sources import Source, source_from
 from drivetrain.data.stream import StreamFeed
-from drivetrain.parallel.bitwise import uncovered
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
 from drivetrain.parallel.communication.install import Installed
 from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.divide import divide
+from drivetrain.parallel.exact.bitwise import uncovered
 from drivetrain.parallel.live_world import live_world
 from drivetrain.parallel.pipeline.measure import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble

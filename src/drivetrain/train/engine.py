@@ -22,11 +22,11 @@ from drivetrain.parallel.parts import whole
 from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
-from drivetrain.train.meter import Meter
 from drivetrain.train.precision import make_autocast, make_scaler
 from drivetrain.train.schedule import LearningRate
-from drivetrain.train.sentinel import Sentinel
 from drivetrain.train.task import Loss, Total
+from drivetrain.train.watch.meter import Meter
+from drivetrain.train.watch.sentinel import Sentinel
 
 
 class Engine:

@@ -40,9 +40,9 @@ from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Lap
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
-from drivetrain.train.reporter import Reporter
-from drivetrain.train.saver import Saver
+from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Loss, MetricsFunction, Task
+from drivetrain.train.watch.reporter import Reporter
 
 
 def prepare(

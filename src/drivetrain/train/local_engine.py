@@ -18,8 +18,8 @@ from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.world import World
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
-from drivetrain.train.meter import Meter
 from drivetrain.train.schedule import LearningRate
+from drivetrain.train.watch.meter import Meter
 
 
 def engine_for(

@@ -21,7 +21,7 @@ from drivetrain.record.session import (
 )
 from drivetrain.record.sinks import PER_NODE, make_sink
 from drivetrain.train.assemble import Assembly
-from drivetrain.train.utilization import device_name
+from drivetrain.train.watch.utilization import device_name
 
 
 def open_directory(assembly: Assembly) -> RunDirectory:

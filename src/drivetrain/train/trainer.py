@@ -24,12 +24,12 @@ from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
 from drivetrain.train.loop import Loop
-from drivetrain.train.non_finite import NonFiniteWatch
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
-from drivetrain.train.reporter import Reporter
-from drivetrain.train.saver import Saver
+from drivetrain.train.saving.saver import Saver
+from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Task
-from drivetrain.train.weights import write_weights
+from drivetrain.train.watch.non_finite import NonFiniteWatch
+from drivetrain.train.watch.reporter import Reporter
 
 
 class Trainer:
@@ -117,7 +117,7 @@ class Trainer:
             compiles=config.compile.enabled,
         )
         if config.fault_tolerance == "live":
-            from drivetrain.train.live import go_live  # torchft's, and only then
+            from drivetrain.train.live.training import go_live  # torchft's, and only then
 
             loop = go_live(loop, train, config)
         try:

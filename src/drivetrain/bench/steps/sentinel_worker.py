@@ -12,7 +12,7 @@ import torch.distributed as dist
 from drivetrain.bench.steps.bitwise_worker import kept_loop
 from drivetrain.bench.steps.interleaved import run_rank, timed_blocks
 from drivetrain.bench.steps.workloads import Workload, transformer
-from drivetrain.train.sentinel import Sentinel
+from drivetrain.train.watch.sentinel import Sentinel
 
 _EVERY = {"off": None, "off again": None, "every step": 1}
 

@@ -83,6 +83,6 @@ def weights_fingerprint(run_dir: Path) -> str:
     """Of the trained weights, every bit."""
     import torch
 
-    from drivetrain.train.weights import weights_sha256
+    from drivetrain.train.saving.weights import weights_sha256
 
     return weights_sha256(torch.load(run_dir / "checkpoints" / "weights.pt", weights_only=True))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.train.doors.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.train.history import History
-from drivetrain.train.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 
 
 class HorovodTrainer(PyTorchDDPTrainer):

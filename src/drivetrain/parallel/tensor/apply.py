@@ -25,7 +25,7 @@ from drivetrain.config.schema import Tensor
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.blocks import repeated_blocks, with_hidden
 from drivetrain.parallel.parts import whole
-from drivetrain.parallel.tensor_plan import Cut, plan_for
+from drivetrain.parallel.tensor.plan import Cut, plan_for
 
 _SEQUENCE = 1  # batch, sequence, features
 _WHOLE, _IN_PARTS = Replicate(), Shard(_SEQUENCE)

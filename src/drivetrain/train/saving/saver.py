@@ -31,8 +31,8 @@ from drivetrain.record.session import RUN_DIR, Phase, ProgressPage
 from drivetrain.record.stop_request import StopRequest
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
-from drivetrain.train.own_states import own_states
-from drivetrain.train.pulse import Pulse
+from drivetrain.train.saving.own_states import own_states
+from drivetrain.train.saving.pulse import Pulse
 
 _RETRY_AFTER_S = 10.0
 _LAST_TRIES, _PAUSE_S = 3, 2.0

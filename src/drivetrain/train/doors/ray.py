@@ -22,8 +22,8 @@ from drivetrain.core.errors import ConfigError, Problem, WorkerFailure
 from drivetrain.core.extras import require
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR
+from drivetrain.train.doors.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.train.history import History
-from drivetrain.train.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 
 if TYPE_CHECKING:
     from ray.train import ScalingConfig

@@ -26,9 +26,9 @@ from drivetrain.train.assemble import Prebuilt
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook
+from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.weights import write_weights
 
 _STRATEGIES = {
     "pytorch-ddp": "ddp",

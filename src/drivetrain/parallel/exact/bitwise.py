@@ -20,9 +20,9 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import DDP
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.ddp import DDPStrategy
+from drivetrain.parallel.exact.tree_sum import Span, TreeAccumulator, pieces_of, tree_sum
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.strategy import Profile, Spread
-from drivetrain.parallel.tree_sum import Span, TreeAccumulator, pieces_of, tree_sum
 from drivetrain.parallel.whole import Whole
 from drivetrain.parallel.world import World
 

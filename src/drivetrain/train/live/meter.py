@@ -13,8 +13,8 @@ import torch
 from drivetrain.data.batches import MicroBatch
 from drivetrain.parallel.world import World
 from drivetrain.train.history import StepMetrics
-from drivetrain.train.meter import Meter
 from drivetrain.train.task import Loss
+from drivetrain.train.watch.meter import Meter
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
 from drivetrain.data.sources import source_from
 from drivetrain.parallel.live_world import LiveWorld, Seat
-from drivetrain.train.live_meter import LiveMeter
+from drivetrain.train.live.meter import LiveMeter
+from drivetrain.train.live.replicas import Replicas, State, sum_gradients
 from drivetrain.train.loop import Lap, Loop
-from drivetrain.train.replicas import Replicas, State, sum_gradients
 
 
 def go_live(loop: Loop, train: Any, config: RunConfig) -> LiveLoop:

@@ -9,7 +9,7 @@ from drivetrain.record.progress import Snapshot, make_progress
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History, StepMetrics
-from drivetrain.train.utilization import tokens_per_s_at_peak
+from drivetrain.train.watch.utilization import tokens_per_s_at_peak
 
 
 class Reporter:

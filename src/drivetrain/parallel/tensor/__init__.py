@@ -1,0 +1,1 @@
+"""tp: where a plan comes from, and what it does to a model."""

@@ -1,0 +1,1 @@
+"""Front doors: thin presets over Trainer, under the names that engines' users know."""

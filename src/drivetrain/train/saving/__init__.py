@@ -1,0 +1,1 @@
+"""When a run saves, what it goes on from, and the weights it leaves."""

@@ -1,0 +1,1 @@
+"""What is measured, compared and said of each step while a run trains."""
