@@ -48,6 +48,12 @@ def image_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Residual(nn.Module):
+    """Smooth, unlike with ReLU, whose slope jumps at 0.
+
+    There, one process adding the same gradients in another order parts from itself by 3e-4 within
+    20 steps: an activation of 1e-9 is -1e-9 then.
+    """
+
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
@@ -57,8 +63,8 @@ class Residual(nn.Module):
         self.skip = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(y + self.skip(x))
+        y = self.norm2(self.conv2(F.silu(self.norm1(self.conv1(x)))))
+        return F.silu(y + self.skip(x))
 
 
 class ResNet(nn.Module):
@@ -70,7 +76,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(16, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.stem(x))
+        x = F.silu(self.stem(x))
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.head(x.mean((-2, -1)))

@@ -101,6 +101,12 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
     if result.problem:
         return [f"{head}could not be run: {result.problem}"]
     head += f"{result.loss_deviation:.1e}  {result.norm_deviation:.1e}  "
+    if result.itself is not None and result.parting is not None:
+        return [
+            f"{head}same training to step {result.parting.step - 1}",
+            f"  from there one process parts from itself by {result.itself.loss_deviation:.1e} "
+            "when only the last bits of its gradients change",
+        ]
     if result.holds:
         return [f"{head}same training"]
     lines = [f"{head}ANOTHER training"]

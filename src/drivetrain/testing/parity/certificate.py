@@ -2,7 +2,9 @@
 
 Each run reports its losses and gradient norms, and a `Trace` of its first steps: what a bug does to
 one parameter shows there long before it shows in a loss. Where losses part later than that, the
-reference and the layout are run once more with a longer trace, which says where it began.
+reference is run again with other last bits in its gradients: a script that parts from itself cannot
+tell of a layout. If it does not, both are run once more with a longer trace, which says where it
+began.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,30 @@ from drivetrain.testing.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
 from drivetrain.testing.scalars import step_scalars
 
 _TRACE = "drivetrain.testing.parity.trace:Trace"
+_NUDGED = "drivetrain.testing.parity.nudged:Nudged"
 _NO_DROPOUT = "drivetrain.testing.parity.without_dropout:WithoutDropout"
 TRACED_STEPS = 3
 """Of every run: the second has moved weights in it, the third a used optimizer state."""
+_AS_FAR = 10.0
+"""A layout may part this many times as far as the reference does from itself: it is one draw."""
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Itself:
+    """How one process parts from itself when the last bits of its gradients are changed."""
+
+    loss_deviation: float
+    norm_deviation: float
+    parting: Parting | None
+
+    def explains(self, parting: Parting, loss_deviation: float) -> bool:
+        """Whether a layout's late parting may be no more than that."""
+        return (
+            self.parting is not None
+            and parting.step > TRACED_STEPS
+            and loss_deviation <= _AS_FAR * self.loss_deviation
+        )
 
 
 @dataclass(frozen=True)
@@ -51,13 +74,16 @@ class LayoutResult:
     parting: Parting | None = None
     divergence: Divergence | None = None
     """Where it began; None when nothing parts, or when the traces do not show it."""
+    itself: Itself | None = None
+    """Where the script parts from itself as early and as far: it cannot tell of a layout there."""
     problem: str = ""
     """Why the layout could not be run."""
 
     @property
     def holds(self) -> bool:
         """Whether it trains the same."""
-        return self.parting is None and self.divergence is None and not self.problem
+        is_same = self.parting is None or self.itself is not None
+        return is_same and self.divergence is None and not self.problem
 
     def to_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -187,29 +213,53 @@ def certify_parity(
             reference = runner.run(ONE_PROCESS)
         precision = str(config["precision"]["dtype"])
         allowed = TOLERANCES[precision]
+        compared = Compared(runner, reference, allowed)
         results = []
         for layout in layouts:
             say(layout.name)
-            results.append(_certify_layout(runner, layout, reference, allowed))
+            results.append(_certify_layout(compared, layout))
     return ParityCertificate(words[0], steps, precision, allowed, tuple(notes), tuple(results))
 
 
-def _certify_layout(
-    runner: Runner, layout: AskedLayout, reference: Ran, allowed: Tolerance
-) -> LayoutResult:
+@dataclass(frozen=True)
+class Compared:
+    """What layouts are held against."""
+
+    runner: Runner
+    reference: Ran
+    allowed: Tolerance
+
+    @cached_property
+    def itself(self) -> Itself:
+        """The reference against itself; run when it is first asked for."""
+        nudged = replace(self.runner, hooks=f"{self.runner.hooks},{_NUDGED}").run(ONE_PROCESS)
+        expected, here = self.reference.numbers(), nudged.numbers()
+        parting = first_parting(expected, here, self.allowed)
+        return Itself(*largest_deviations(expected, here), parting)
+
+    def traced_to(self, layout: AskedLayout, step: int) -> Divergence | None:
+        """Run both once more, with traces that long."""
+        longer = self.runner.run(ONE_PROCESS, step).traces().get(0, [])
+        return locate(longer, self.runner.run(layout, step).traces(), self.allowed)
+
+
+def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
+    reference, allowed = compared.reference, compared.allowed
     try:
-        here = runner.run(layout)
+        here = compared.runner.run(layout)
         expected, numbers = reference.numbers(), here.numbers()
+        deviations = largest_deviations(expected, numbers)
         parting = first_parting(expected, numbers, allowed)
         divergence = None
         if parting is not None or allowed.judges_traces:
             divergence = locate(reference.traces().get(0, []), here.traces(), allowed)
         if parting is not None and divergence is None and parting.step > TRACED_STEPS:
-            longer = runner.run(ONE_PROCESS, parting.step).traces().get(0, [])
-            divergence = locate(longer, runner.run(layout, parting.step).traces(), allowed)
+            if compared.itself.explains(parting, deviations[0]):
+                return LayoutResult(layout, *deviations, parting, itself=compared.itself)
+            divergence = compared.traced_to(layout, parting.step)
     except WorkerFailure as failure:
         return LayoutResult(layout, problem=str(failure))
-    return LayoutResult(layout, *largest_deviations(expected, numbers), parting, divergence)
+    return LayoutResult(layout, *deviations, parting, divergence)
 
 
 def read_numbers(run: Path) -> Numbers:
