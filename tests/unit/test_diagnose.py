@@ -185,8 +185,9 @@ def test_a_rank_that_left_with_exit_code_0_is_found_behind_the_others_complaints
 
 
 def test_a_kill_at_the_memory_limit_is_out_of_memory_and_one_below_it_is_not() -> None:
-    def judged(held: int) -> Finding | None:
-        memory = {"1": {"held_bytes": held, "limit_bytes": 1000, "oom_kills": 0}}
+    def judged(held: int, on_host: int = 0) -> Finding | None:
+        facts = {"oom_kills": 0, "host_oom_kills": on_host}
+        memory = {"1": {"held_bytes": held, "limit_bytes": 1000, **facts}}
         end = {"kind": "failed", "step": 5, "failures": [failure(1, -9)], "resources": memory}
         return crash.judge(Evidence(1, end=end))
 
@@ -194,6 +195,10 @@ def test_a_kill_at_the_memory_limit_is_out_of_memory_and_one_below_it_is_not() -
     assert full is not None
     assert half is not None
     assert (full.kind, half.kind) == (Kind.OUT_OF_MEMORY, Kind.CRASH)
+    grown = judged(500, on_host=1)
+    assert grown is not None
+    assert grown.kind is Kind.OUT_OF_MEMORY
+    assert "when last seen" in grown.what
 
 
 def test_a_host_that_is_the_first_to_fail_again_and_again_is_named() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from drivetrain.launch.request import read_request
 
@@ -22,7 +24,14 @@ def run(words: Sequence[str]) -> int:
         return submit(request)
     from drivetrain.launch.guardian import guard
 
-    return guard(words)
+    return _leave(guard(words))
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: the run's last moment is written down, and what came after it would be nobody's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _without_plan(words: list[str]) -> tuple[list[str], str | None, str]:
