@@ -34,7 +34,8 @@ class Lag:
     excess: float
     """How much longer its own work took than the others', in the median step it was slow in."""
     cost: float
-    """Share of all steps' time that the others spent waiting for it."""
+    """Share of the steps' time that the others spent waiting for it: of those since it became slow,
+    when it still is; otherwise of all."""
     steps: tuple[int, int]
     """First and last step it was slow in."""
     is_persistent: bool
@@ -69,30 +70,46 @@ def slow_windows(own_s: Array) -> npt.NDArray[np.bool_]:
 
 
 def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> list[Lag]:
-    """Ranks that were slow for a while, or all along, and what it cost; the dearest first."""
+    """Ranks that were slow for a while, or still are, and what it costs; the dearest first."""
     slow = slow_windows(own_s)
     lags = []
     for rank in np.flatnonzero(slow.any(axis=1)):
-        ends = np.flatnonzero(slow[rank]) + WINDOW - 1
-        member = np.zeros(own_s.shape[1], dtype=bool)
-        for end in ends:
-            member[end - WINDOW + 1 : end + 1] = True
-        others = np.delete(own_s, rank, 0)[:, member]
-        lost_s = np.maximum(0.0, own_s[rank, member] - others.max(axis=0))
-        usual_data_s = np.median(np.delete(data_wait_s, rank, 0)[:, member], axis=0)
-        more_data_s = np.sum(data_wait_s[rank, member] - usual_data_s)
-        more_s = np.sum(own_s[rank, member] - np.median(others, axis=0))
+        others_s = np.delete(own_s, rank, 0)
+        lost_s = np.maximum(0.0, own_s[rank] - others_s.max(axis=0))
+        stretch = max(stretches(slow[rank]), key=lambda each: float(lost_s[each].sum()))
+        is_persistent = _lasts(stretch, own_s.shape[1])
+        # one that still is slow will cost the rest of the run what it costs now
+        paid_s = (lap_s[:, stretch] if is_persistent else lap_s).max(axis=0).sum()
+        usual_data_s = np.median(np.delete(data_wait_s, rank, 0)[:, stretch], axis=0)
+        more_data_s = np.sum(data_wait_s[rank, stretch] - usual_data_s)
+        more_s = np.sum(own_s[rank, stretch] - np.median(others_s[:, stretch], axis=0))
         lags.append(
             Lag(
                 rank=int(rank),
-                excess=float(np.median(excess_over_others(own_s)[rank, member])),
-                cost=float(lost_s.sum() / lap_s.max(axis=0).sum()),
-                steps=(int(steps[member][0]), int(steps[member][-1])),
-                is_persistent=bool(slow[rank].mean() > 0.5 and slow[rank][-WINDOW:].any()),
+                excess=float(np.median(excess_over_others(own_s)[rank, stretch])),
+                cost=float(lost_s[stretch].sum() / paid_s),
+                steps=(int(steps[stretch][0]), int(steps[stretch][-1])),
+                is_persistent=is_persistent,
                 data_share=float(more_data_s / more_s) if more_s > 0 else 0.0,
             )
         )
     return sorted((lag for lag in lags if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
+
+
+def stretches(slow: npt.NDArray[np.bool_]) -> list[slice]:
+    """Of one rank's windows: from when to when it was slow, shorter breaks than a window in it."""
+    found: list[slice] = []
+    for begin in np.flatnonzero(slow):
+        if found and begin <= found[-1].stop + WINDOW:
+            found[-1] = slice(found[-1].start, int(begin) + WINDOW)
+        else:
+            found.append(slice(int(begin), int(begin) + WINDOW))
+    return found
+
+
+def _lasts(stretch: slice, num_steps: int) -> bool:
+    """Whether it goes on at the end, and is no chance: with two ranks, one of them often leads."""
+    return bool(stretch.stop > num_steps - WINDOW and stretch.stop - stretch.start >= 2 * WINDOW)
 
 
 def as_finding(lag: Lag, rank: int, host: str, starved: float | None) -> Finding:

@@ -162,13 +162,20 @@ def table_of(rows: list[Row]) -> str:
     return "\n".join(f"| {line} |" for line in lines) + f"\n{said}\n"
 
 
+def _read_rows(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    documents = json.loads(path.read_text())
+    return [Row(**{k: v for k, v in each.items() if k != "deviation"}) for each in documents]
+
+
 def main() -> None:
-    """`python -m drivetrain.testing.faults.ledger_check OUTPUT [NUM_RUNS]`."""
+    """`python -m drivetrain.testing.faults.ledger_check OUTPUT [NUM_RUNS]`; goes on."""
     output = Path(sys.argv[1])
     num_runs = int(sys.argv[2]) if len(sys.argv) > 2 else 20
     output.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for number in range(num_runs):
+    rows = _read_rows(output / "rows.json")
+    for number in range(len(rows), num_runs):
         with tempfile.TemporaryDirectory(prefix="drivetrain-ledger-") as folder:
             rows.append(check(number, Path(folder)))
         sys.stdout.write(f"{number} {rows[-1].kind}: {rows[-1].deviation:+.2%}\n")
