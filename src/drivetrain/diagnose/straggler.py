@@ -7,7 +7,7 @@ ranks' same step, so that what slows all of them down at once does not count. Pu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,10 @@ _SLOWEST_IN = 0.8
 """Of a window's steps."""
 _WORTH = 0.03
 """Share of the run's time that it must cost to be a finding."""
+_SURE_STEPS = 100
+"""From here on what a rank costs is counted from when it became slow, not over the whole run."""
+_CLIP = 0.5
+"""A single step that took very long is no slowness."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Lag:
     excess: float
     """How much longer its own work took than the others', in the median step it was slow in."""
     cost: float
-    """Share of the steps' time that the others spent waiting for it: of those since it became slow,
-    when it still is; otherwise of all."""
+    """Share of the steps' time that the others spent waiting for it, beyond what chance makes them
+    wait for anybody: of all steps, or of those since it became slow, when it has been for long."""
     steps: tuple[int, int]
     """First and last step it was slow in."""
     is_persistent: bool
@@ -71,45 +75,62 @@ def slow_windows(own_s: Array) -> npt.NDArray[np.bool_]:
 
 def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> list[Lag]:
     """Ranks that were slow for a while, or still are, and what it costs; the dearest first."""
-    slow = slow_windows(own_s)
-    lags = []
-    for rank in np.flatnonzero(slow.any(axis=1)):
-        others_s = np.delete(own_s, rank, 0)
-        lost_s = np.maximum(0.0, own_s[rank] - others_s.max(axis=0))
-        stretch = max(stretches(slow[rank]), key=lambda each: float(lost_s[each].sum()))
-        is_persistent = _lasts(stretch, own_s.shape[1])
-        # one that still is slow will cost the rest of the run what it costs now
-        paid_s = (lap_s[:, stretch] if is_persistent else lap_s).max(axis=0).sum()
-        usual_data_s = np.median(np.delete(data_wait_s, rank, 0)[:, stretch], axis=0)
-        more_data_s = np.sum(data_wait_s[rank, stretch] - usual_data_s)
-        more_s = np.sum(own_s[rank, stretch] - np.median(others_s[:, stretch], axis=0))
-        lags.append(
-            Lag(
-                rank=int(rank),
-                excess=float(np.median(excess_over_others(own_s)[rank, stretch])),
-                cost=float(lost_s[stretch].sum() / paid_s),
-                steps=(int(steps[stretch][0]), int(steps[stretch][-1])),
-                is_persistent=is_persistent,
-                data_share=float(more_data_s / more_s) if more_s > 0 else 0.0,
-            )
-        )
-    return sorted((lag for lag in lags if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
+    excess, found = excess_over_others(own_s), []
+    for rank in np.flatnonzero(slow_windows(own_s).any(axis=1)):
+        stretch = dearest_stretch(excess[rank])
+        lag = _lag(int(rank), stretch, own_s, data_wait_s, lap_s)
+        first, last = steps[stretch][0], steps[stretch][-1]
+        found.append(replace(lag, steps=(int(first), int(last))))
+    return sorted((lag for lag in found if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
 
 
-def stretches(slow: npt.NDArray[np.bool_]) -> list[slice]:
-    """Of one rank's windows: from when to when it was slow, shorter breaks than a window in it."""
-    found: list[slice] = []
-    for begin in np.flatnonzero(slow):
-        if found and begin <= found[-1].stop + WINDOW:
-            found[-1] = slice(found[-1].start, int(begin) + WINDOW)
-        else:
-            found.append(slice(int(begin), int(begin) + WINDOW))
-    return found
+def dearest_stretch(excess: Array) -> slice:
+    """From when to when a rank was slow: where its excess beyond the allowed one adds up to most.
+
+    A moment at which it was not, and one in which it did nothing, do not end it.
+    """
+    beyond = np.clip(excess, -_CLIP, _CLIP) - EXCESS
+    total = np.concatenate([[0.0], np.cumsum(beyond)])
+    lowest_before = np.minimum.accumulate(total)
+    end = int(np.argmax(total - lowest_before))
+    return slice(int(np.argmin(total[: end + 1])), max(end, 1))
 
 
-def _lasts(stretch: slice, num_steps: int) -> bool:
-    """Whether it goes on at the end, and is no chance: with two ranks, one of them often leads."""
-    return bool(stretch.stop > num_steps - WINDOW and stretch.stop - stretch.start >= 2 * WINDOW)
+def _lag(rank: int, stretch: slice, own_s: Array, data_wait_s: Array, lap_s: Array) -> Lag:
+    here_s = own_s[:, stretch]
+    lost_s = [_waited_for(each, here_s) for each in (rank, *_some_others(rank, len(own_s)))]
+    # chance makes somebody the last in every step: what that costs is not this rank's doing
+    net_s = lost_s[0] - float(np.mean(lost_s[1:]))
+    lasts = stretch.stop > own_s.shape[1] - WINDOW
+    # one that still is slow will cost the rest of the run what it costs now
+    counts = stretch if lasts and here_s.shape[1] >= _SURE_STEPS else slice(None)
+    more_data_s = data_wait_s[rank, stretch] - np.median(_without(data_wait_s, rank, stretch), 0)
+    more_s = float(np.sum(own_s[rank, stretch] - np.median(_without(own_s, rank, stretch), 0)))
+    return Lag(
+        rank=rank,
+        excess=float(np.median(excess_over_others(here_s)[rank])),
+        cost=net_s / float(lap_s[:, counts].max(axis=0).sum()),
+        steps=(0, 0),
+        is_persistent=lasts,
+        data_share=float(np.sum(more_data_s)) / more_s if more_s > 0 else 0.0,
+    )
+
+
+def _waited_for(rank: int, own_s: Array) -> float:
+    """Seconds that all the others were done and this one was not."""
+    others_s = np.delete(own_s, rank, 0).max(axis=0)
+    return float(np.maximum(0.0, own_s[rank] - others_s).sum())
+
+
+def _some_others(rank: int, num_ranks: int) -> list[int]:
+    """Enough for a mean, of however many."""
+    every = max(1, num_ranks // 8)
+    return [other for other in range(0, num_ranks, every) if other != rank] or [1 - rank]
+
+
+def _without(values: Array, rank: int, stretch: slice) -> Array:
+    others: Array = np.delete(values[:, stretch], rank, 0)
+    return others
 
 
 def as_finding(lag: Lag, rank: int, host: str, starved: float | None) -> Finding:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -79,7 +80,11 @@ class Command:
 
     def end(self, expected: int = 0) -> None:
         """Wait for it."""
-        code = self.process.wait(_PATIENCE_S)
+        # wait() with a time-out looks only every 50 ms, which is as much as is to be measured
+        last_resort = threading.Timer(_PATIENCE_S, self.process.kill)
+        last_resort.start()
+        code = self.process.wait()
+        last_resort.cancel()
         if code != expected:
             raise RuntimeError(f"exit code {code} instead of {expected}:\n{self.output()}")
 
