@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from drivetrain.diagnose import straggler
+from drivetrain.diagnose import slow, straggler
 from drivetrain.record.reading import open_run
 from tests.verdicts.faults import FAULTS, Plant, score
 from tests.verdicts.machine import Neighbours, own_account
@@ -158,7 +158,10 @@ class Campaign:
             busy = neighbours.busy()
             row = row_of(outcome, time.monotonic() - began_s, busy)
             is_timed = plant.name == "clean" or FAULTS[plant.name].is_slow
-            self._keep(row, folder, "disturbed" if is_timed and busy > MOST_BUSY else "verdicts")
+            is_disturbed = is_timed and busy > MOST_BUSY
+            self._keep(row, folder, "disturbed" if is_disturbed else "verdicts")
+            if plant.name == "clean" and not is_disturbed:
+                keep_steps(self.folder, plant.seed, outcome.run_dir)
         except TimeoutError as error:
             print(f"not over in time, not counted: {plant.variable}: {error}", flush=True)
         finally:
@@ -173,6 +176,15 @@ class Campaign:
             rest = shutil.ignore_patterns("ask-*", "image")
             kept = Path("build/wrong-verdicts") / run.name
             shutil.copytree(run, kept, dirs_exist_ok=True, ignore=rest)
+
+
+def keep_steps(folder: Path, seed: int, run_dir: Path) -> None:
+    """A clean run's steps, for `tests.verdicts.replay`."""
+    run = open_run(run_dir)
+    _, laps, _ = slow.read_laps(run, run.attempts()[-1])
+    own_ms, lap_ms = (np.round(v * 1e3, 2).tolist() for v in (laps.own_s, laps.lap_s.max(axis=0)))
+    with open(folder / "clean-steps.jsonl", "a") as file:
+        file.write(json.dumps({"seed": seed, "own_ms": own_ms, "lap_ms": lap_ms}) + "\n")
 
 
 def run_campaign(folder: Path, wanted: list[tuple[str, int]], most_s: float) -> None:
