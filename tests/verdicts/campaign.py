@@ -2,14 +2,15 @@
 
 Appends to FOLDER/verdicts.jsonl, a row per run, and writes FOLDER/table.md from all of it: a
 campaign that was cut off goes on where it stood. Slow ranks, links and disks and clean runs are
-judged by their timing: such a run during which others kept a fifth of a processor busy goes to
-disturbed.jsonl, whatever was said of it, and is made again when the campaign goes on.
+judged by their timing: the campaign goes before other work on the machine (needs root), and each
+row says how much of that there was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -25,8 +26,8 @@ from tests.verdicts.faults import FAULTS, Plant, score
 from tests.verdicts.machine import Neighbours, own_account
 from tests.verdicts.running import Outcome, Stage, run_planted
 
-MOST_BUSY = 0.2
-"""Processors that others may keep busy beside a run whose timing is judged."""
+_BEFORE_OTHERS = -19
+"""Niceness: who else wants a processor gets what the ranks leave."""
 
 
 @dataclass(frozen=True)
@@ -150,29 +151,26 @@ class Campaign:
     account: Path
 
     def run(self, plant: Plant) -> None:
-        """One run, written down; beside others' work a timed one is written down elsewhere."""
+        """One run, written down."""
         began_s, neighbours = time.monotonic(), Neighbours(self.account)
         folder = self.scratch / f"{plant.name}-{plant.seed}"
         try:
             outcome = run_planted(plant, folder, self.stage)
-            busy = neighbours.busy()
-            row = row_of(outcome, time.monotonic() - began_s, busy)
-            is_timed = plant.name == "clean" or FAULTS[plant.name].is_slow
-            is_disturbed = is_timed and busy > MOST_BUSY
-            self._keep(row, folder, "disturbed" if is_disturbed else "verdicts")
-            if plant.name == "clean" and not is_disturbed:
+            row = row_of(outcome, time.monotonic() - began_s, neighbours.busy())
+            self._keep(row, folder)
+            if plant.name == "clean":
                 keep_steps(self.folder, plant.seed, outcome.run_dir)
         except TimeoutError as error:
             print(f"not over in time, not counted: {plant.variable}: {error}", flush=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _keep(self, row: Row, run: Path, name: str) -> None:
-        with open(self.folder / f"{name}.jsonl", "a") as file:
+    def _keep(self, row: Row, run: Path) -> None:
+        with open(self.folder / "verdicts.jsonl", "a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
-        mark = f"{'right' if row.is_right else 'WRONG'} {'(disturbed)' * (name == 'disturbed')}"
+        mark = "right" if row.is_right else "WRONG"
         print(f"{mark}  {row.name} {row.seed}: others {row.others:.2f}  {row.said}", flush=True)
-        if not row.is_right and name == "verdicts":
+        if not row.is_right:
             rest = shutil.ignore_patterns("ask-*", "image")
             kept = Path("build/wrong-verdicts") / run.name
             shutil.copytree(run, kept, dirs_exist_ok=True, ignore=rest)
@@ -188,8 +186,9 @@ def keep_steps(folder: Path, seed: int, run_dir: Path) -> None:
 
 
 def run_campaign(folder: Path, wanted: list[tuple[str, int]], most_s: float) -> None:
-    """What of it is not done yet, until the time is over; a disturbed run is made again."""
+    """What of it is not done yet, until the time is over."""
     folder.mkdir(parents=True, exist_ok=True)
+    os.nice(_BEFORE_OTHERS)
     until_s = time.monotonic() + most_s
     done = {(row.name, row.seed) for row in read_rows(folder)}
     with own_account() as account, tempfile.TemporaryDirectory(prefix="verdicts-") as scratch:

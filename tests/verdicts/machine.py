@@ -1,4 +1,4 @@
-"""Who else used this machine's processors: what was timed beside other work says nothing.
+"""Who else used this machine's processors while a run was timed.
 
 The campaign and all it starts are put into an accounting group of their own (cgroup version 1;
 needs root). What the machine used beyond that is others', and so is what its host took away.
