@@ -30,7 +30,7 @@ _DEADLINE_S = 120.0
 LINK_MBIT = 400.0
 WAITING_WORDS = ("max_steps=30", "global_batch_size=128", "micro_batch_size=64")
 """Where all ranks wait, for a disk or a link."""
-COMPUTING_WORDS = ("max_steps=120", "global_batch_size=384", "micro_batch_size=192")
+COMPUTING_WORDS = ("max_steps=150", "global_batch_size=384", "micro_batch_size=192")
 """Where a rank's own work is judged: more than half of a step is computing, and a run lasts longer
 than a shared machine's processors keep one pace (a virtual one may lose a quarter for a second)."""
 SLOW_SIZES = {"PLANT_WIDTH": "768", "PLANT_DEPTH": "4"}
