@@ -185,8 +185,9 @@ def test_a_rank_that_left_with_exit_code_0_is_found_behind_the_others_complaints
 
 
 def test_a_kill_at_the_memory_limit_is_out_of_memory_and_one_below_it_is_not() -> None:
-    def judged(held: int) -> Finding | None:
-        memory = {"1": {"held_bytes": held, "limit_bytes": 1000, "oom_kills": 0}}
+    def judged(held: int, on_host: int = 0) -> Finding | None:
+        facts = {"oom_kills": 0, "host_oom_kills": on_host}
+        memory = {"1": {"held_bytes": held, "limit_bytes": 1000, **facts}}
         end = {"kind": "failed", "step": 5, "failures": [failure(1, -9)], "resources": memory}
         return crash.judge(Evidence(1, end=end))
 
@@ -194,6 +195,10 @@ def test_a_kill_at_the_memory_limit_is_out_of_memory_and_one_below_it_is_not() -
     assert full is not None
     assert half is not None
     assert (full.kind, half.kind) == (Kind.OUT_OF_MEMORY, Kind.CRASH)
+    grown = judged(500, on_host=1)
+    assert grown is not None
+    assert grown.kind is Kind.OUT_OF_MEMORY
+    assert "when last seen" in grown.what
 
 
 def test_a_host_that_is_the_first_to_fail_again_and_again_is_named() -> None:
@@ -235,6 +240,23 @@ def test_a_slow_rank_is_found_within_ten_steps(excess: float) -> None:
     assert [lag.rank for lag in lags] == [2]
     assert lags[0].excess == pytest.approx(excess, abs=0.02)
     assert not lags[0].data_share
+
+
+def test_a_rank_that_became_slow_late_counts_and_one_that_was_so_for_a_moment_does_not() -> None:
+    times = np.random.default_rng(5).normal(0.05, 0.001, (4, 1000))
+    late, passing = times.copy(), times.copy()
+    late[1, 880:] *= 1.2
+    passing[1, 500:540] *= 1.2
+
+    def found(own_s: straggler.Array) -> list[straggler.Lag]:
+        steps = np.arange(1.0, 1001)
+        return straggler.find_lags(own_s, np.zeros_like(own_s), own_s + 0.01, steps)
+
+    assert [(lag.rank, lag.is_persistent, lag.steps[1]) for lag in found(late)] == [(1, True, 1000)]
+    assert found(late)[0].steps[0] == pytest.approx(881, abs=straggler.WINDOW // 2)
+    assert not found(passing)
+    passing[1, 500:800] *= 1.2
+    assert [(lag.rank, lag.is_persistent) for lag in found(passing)] == [(1, False)]
 
 
 def test_nobody_is_slow_when_all_are_or_when_it_is_only_noise() -> None:

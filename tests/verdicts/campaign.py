@@ -1,14 +1,17 @@
-"""Every fault with several seeds, and clean runs: python -m tests.verdicts.campaign FOLDER [SEEDS]
+"""Every fault with several seeds, and clean runs: python -m tests.verdicts.campaign FOLDER
 
 Appends to FOLDER/verdicts.jsonl, a row per run, and writes FOLDER/table.md from all of it: a
-campaign that was cut off goes on where it stood.
+campaign that was cut off goes on where it stood. Slow ranks, links and disks and clean runs are
+judged by their timing: the campaign goes before other work on the machine (needs root), and each
+row says how much of that there was.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -17,12 +20,14 @@ from statistics import median
 
 import numpy as np
 
-from drivetrain.diagnose import straggler
+from drivetrain.diagnose import slow, straggler
 from drivetrain.record.reading import open_run
 from tests.verdicts.faults import FAULTS, Plant, score
+from tests.verdicts.machine import Neighbours, own_account
 from tests.verdicts.running import Outcome, Stage, run_planted
 
-NUM_CLEAN = 50
+_BEFORE_OTHERS = -19
+"""Niceness: who else wants a processor gets what the ranks leave."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Row:
     found_after_steps: int | None
     """For a slow rank: steps from when it became slow to when a window showed it."""
     took_s: float
+    others: float
+    """Processors that others kept busy meanwhile."""
 
     @property
     def is_right(self) -> bool:
@@ -52,7 +59,7 @@ class Row:
         return self.kind_right and self.rank_right and self.line_right
 
 
-def row_of(outcome: Outcome, took_s: float) -> Row:
+def row_of(outcome: Outcome, took_s: float, others: float) -> Row:
     plant, findings = outcome.plant, outcome.findings
     first = findings[0] if findings else None
     scored = score(plant, findings) if plant.name != "clean" else None
@@ -70,6 +77,7 @@ def row_of(outcome: Outcome, took_s: float) -> Row:
         None if outcome.late_s is None else round(outcome.late_s, 2),
         _found_after(outcome) if plant.name.startswith("slow_rank") else None,
         round(took_s, 1),
+        round(others, 3),
     )
 
 
@@ -133,43 +141,69 @@ def _stragglers(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_campaign(folder: Path, seeds: int, only: list[str]) -> None:
+@dataclass(frozen=True)
+class Campaign:
+    """Where it runs, and what it writes."""
+
+    folder: Path
+    scratch: Path
+    stage: Stage
+    account: Path
+
+    def run(self, plant: Plant) -> None:
+        """One run, written down."""
+        began_s, neighbours = time.monotonic(), Neighbours(self.account)
+        folder = self.scratch / f"{plant.name}-{plant.seed}"
+        try:
+            outcome = run_planted(plant, folder, self.stage)
+            row = row_of(outcome, time.monotonic() - began_s, neighbours.busy())
+            self._keep(row, folder)
+            if plant.name == "clean":
+                keep_steps(self.folder, plant.seed, outcome.run_dir)
+        except TimeoutError as error:
+            print(f"not over in time, not counted: {plant.variable}: {error}", flush=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep(self, row: Row, run: Path) -> None:
+        with open(self.folder / "verdicts.jsonl", "a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        mark = "right" if row.is_right else "WRONG"
+        print(f"{mark}  {row.name} {row.seed}: others {row.others:.2f}  {row.said}", flush=True)
+        if not row.is_right:
+            rest = shutil.ignore_patterns("ask-*", "image")
+            kept = Path("build/wrong-verdicts") / run.name
+            shutil.copytree(run, kept, dirs_exist_ok=True, ignore=rest)
+
+
+def keep_steps(folder: Path, seed: int, run_dir: Path) -> None:
+    """A clean run's steps, for `tests.verdicts.replay`."""
+    run = open_run(run_dir)
+    _, laps, _ = slow.read_laps(run, run.attempts()[-1])
+    own_ms, lap_ms = (np.round(v * 1e3, 2).tolist() for v in (laps.own_s, laps.lap_s.max(axis=0)))
+    with open(folder / "clean-steps.jsonl", "a") as file:
+        file.write(json.dumps({"seed": seed, "own_ms": own_ms, "lap_ms": lap_ms}) + "\n")
+
+
+def run_campaign(folder: Path, wanted: list[tuple[str, int]], most_s: float) -> None:
+    """What of it is not done yet, until the time is over."""
     folder.mkdir(parents=True, exist_ok=True)
-    results = folder / "verdicts.jsonl"
+    os.nice(_BEFORE_OTHERS)
+    until_s = time.monotonic() + most_s
     done = {(row.name, row.seed) for row in read_rows(folder)}
-    wanted = [(name, seed) for seed in range(seeds) for name in FAULTS]
-    wanted += [("clean", seed) for seed in range(NUM_CLEAN * seeds // 10)]
-    with tempfile.TemporaryDirectory(prefix="verdicts-") as scratch:
+    with own_account() as account, tempfile.TemporaryDirectory(prefix="verdicts-") as scratch:
         stage = Stage(Path(scratch))
+        campaign = Campaign(folder, Path(scratch), stage, account)
         try:
             for name, seed in wanted:
-                if (name, seed) in done or (only and name not in only):
-                    continue
-                run_one(Plant.draw(name, seed), Path(scratch), stage, results)
+                if (name, seed) not in done and time.monotonic() < until_s:
+                    campaign.run(Plant.draw(name, seed))
         finally:
             stage.close()
-    (folder / "table.md").write_text(table(read_rows(folder)))
-
-
-def run_one(plant: Plant, scratch: Path, stage: Stage, results: Path) -> None:
-    began_s = time.monotonic()
-    folder = scratch / f"{plant.name}-{plant.seed}"
-    try:
-        outcome = run_planted(plant, folder, stage)
-    except TimeoutError as error:  # the stall limit is learned: a busy machine makes it long
-        print(f"not over in time, not counted: {plant.variable}: {error}", flush=True)
-        return
-    row = row_of(outcome, time.monotonic() - began_s)
-    with open(results, "a") as file:
-        file.write(json.dumps(asdict(row)) + "\n")
-    mark = "right" if row.is_right else "WRONG"
-    print(f"{mark}  {plant.variable}  of {plant.ranks}  {row.said}", flush=True)
-    if not row.is_right:
-        kept = results.parent / "wrong" / folder.name
-        shutil.copytree(
-            folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("ask-*", "image")
-        )
-    shutil.rmtree(folder, ignore_errors=True)
+    rows = read_rows(folder)
+    (folder / "table.md").write_text(table(rows))
+    missing = len(set(wanted) - {(row.name, row.seed) for row in rows})
+    print(f"{len(rows)} runs are done, {missing} of these are left", flush=True)
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -180,7 +214,24 @@ def read_rows(folder: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in lines]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--clean", type=int, default=50, help="number of clean runs")
+    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "clean"])
+    parser.add_argument("--most-s", type=float, default=1e9, help="stop after so many seconds")
+    asked = parser.parse_args()
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    wanted = [(name, seed) for seed in seeds for name in FAULTS]
+    wanted += [("clean", asked.first_seed + number) for number in range(asked.clean)]
     run_campaign(
-        Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10, list(sys.argv[3:])
+        asked.folder,
+        [(name, seed) for name, seed in wanted if not asked.only or name in asked.only],
+        asked.most_s,
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,7 @@ KIND, _RANK, _STEP = (os.environ.get("PLANT") or "clean:0:0").split(":")
 RANK, STEP = int(_RANK), int(_STEP)
 WIDTH = int(os.environ.get("PLANT_WIDTH", "32"))
 DEPTH = int(os.environ.get("PLANT_DEPTH", "1"))
-LENGTH = 256
+LENGTH = 1536
 BEGUN: list[int] = []
 """Steps this rank has begun; one micro-batch each here."""
 

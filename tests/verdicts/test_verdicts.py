@@ -18,6 +18,7 @@ QUICK = (
     "deadlock",
     "worker_exits_0",
     "crash",
+    "out_of_memory",
     "cannot_allocate",
     "nan_in_module",
     "nan_input",

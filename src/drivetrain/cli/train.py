@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from drivetrain.launch.request import read_command, read_request
 
@@ -25,7 +26,14 @@ def run(words: Sequence[str]) -> int:
         return submit(request)
     from drivetrain.launch.guardian import guard
 
-    return guard(words)
+    return _leave(guard(words))
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: the run's last moment is written down, and what came after it would be nobody's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _become_the_script(words: Sequence[str]) -> None:

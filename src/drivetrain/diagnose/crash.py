@@ -84,7 +84,8 @@ def _is_memory(evidence: Evidence, cause: Mapping[str, Any]) -> bool:
         return True
     was_killed = int(cause["exit_code"]) in (-signal.SIGKILL, 128 + signal.SIGKILL)
     memory = _memory_of(evidence, cause)
-    return was_killed and (bool(memory.get("oom_kills")) or _is_nearly_full(memory))
+    struck = memory.get("oom_kills") or memory.get("host_oom_kills")
+    return was_killed and (bool(struck) or _is_nearly_full(memory))
 
 
 def _memory_of(evidence: Evidence, cause: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,7 +105,10 @@ def _out_of_memory(
     memory, line = _memory_of(evidence, cause), traceback_line(error)
     held, limit = memory.get("held_bytes"), memory.get("limit_bytes")
     holds = f", holding {readable_bytes(held)}" if held else ""
-    holds += f" of the {readable_bytes(limit)} it may have" if held and limit else ""
+    if held and limit and (error or memory.get("oom_kills") or _is_nearly_full(memory)):
+        holds += f" of the {readable_bytes(limit)} it may have"
+    elif held:  # it has grown since, or was moved to where it may have less
+        holds += " when last seen"
     how = "was killed by the system for memory" if not error else "ran out of memory"
     everyone = {
         int(r): m["held_bytes"]

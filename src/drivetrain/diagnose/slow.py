@@ -27,7 +27,7 @@ _NAMES = tuple(Laps.__dataclass_fields__)
 def findings(run: RunReading) -> list[Finding]:
     """What the last attempt that has steps enough spends its time on."""
     for attempt in reversed(run.attempts()):
-        steps, laps, ranks = _laps(run, attempt)
+        steps, laps, ranks = read_laps(run, attempt)
         if len(steps) >= _FEWEST_STEPS:
             crowded = _oversubscribed(attempt)
             slow = crowded or _stragglers(attempt, steps, laps, ranks)
@@ -74,7 +74,7 @@ def _stragglers(
     ]
 
 
-def _laps(run: RunReading, attempt: PastAttempt) -> tuple[Array, Laps, tuple[int, ...]]:
+def read_laps(run: RunReading, attempt: PastAttempt) -> tuple[Array, Laps, tuple[int, ...]]:
     """Steps that every rank of an attempt has a record of, and where their seconds went."""
     ranks = tuple(rank for rank in run.ranks if rank < max(1, attempt.world_size))
     most = max(100, _MOST_RECORDS // max(1, len(ranks)))

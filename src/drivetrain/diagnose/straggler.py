@@ -7,7 +7,7 @@ ranks' same step, so that what slows all of them down at once does not count. Pu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,10 @@ _SLOWEST_IN = 0.8
 """Of a window's steps."""
 _WORTH = 0.03
 """Share of the run's time that it must cost to be a finding."""
+_SURE_STEPS = 100
+"""From here on what a rank costs is counted from when it became slow, not over the whole run."""
+_CLIP = 0.5
+"""A single step that took very long is no slowness."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Lag:
     excess: float
     """How much longer its own work took than the others', in the median step it was slow in."""
     cost: float
-    """Share of all steps' time that the others spent waiting for it."""
+    """Share of the steps' time that the others spent waiting for it, beyond what chance makes them
+    wait for anybody: of all steps, or of those since it became slow, when it has been for long."""
     steps: tuple[int, int]
     """First and last step it was slow in."""
     is_persistent: bool
@@ -69,30 +74,63 @@ def slow_windows(own_s: Array) -> npt.NDArray[np.bool_]:
 
 
 def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> list[Lag]:
-    """Ranks that were slow for a while, or all along, and what it cost; the dearest first."""
-    slow = slow_windows(own_s)
-    lags = []
-    for rank in np.flatnonzero(slow.any(axis=1)):
-        ends = np.flatnonzero(slow[rank]) + WINDOW - 1
-        member = np.zeros(own_s.shape[1], dtype=bool)
-        for end in ends:
-            member[end - WINDOW + 1 : end + 1] = True
-        others = np.delete(own_s, rank, 0)[:, member]
-        lost_s = np.maximum(0.0, own_s[rank, member] - others.max(axis=0))
-        usual_data_s = np.median(np.delete(data_wait_s, rank, 0)[:, member], axis=0)
-        more_data_s = np.sum(data_wait_s[rank, member] - usual_data_s)
-        more_s = np.sum(own_s[rank, member] - np.median(others, axis=0))
-        lags.append(
-            Lag(
-                rank=int(rank),
-                excess=float(np.median(excess_over_others(own_s)[rank, member])),
-                cost=float(lost_s.sum() / lap_s.max(axis=0).sum()),
-                steps=(int(steps[member][0]), int(steps[member][-1])),
-                is_persistent=bool(slow[rank].mean() > 0.5 and slow[rank][-WINDOW:].any()),
-                data_share=float(more_data_s / more_s) if more_s > 0 else 0.0,
-            )
-        )
-    return sorted((lag for lag in lags if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
+    """Ranks that were slow for a while, or still are, and what it costs; the dearest first."""
+    excess, found = excess_over_others(own_s), []
+    for rank in np.flatnonzero(slow_windows(own_s).any(axis=1)):
+        stretch = dearest_stretch(excess[rank])
+        lag = _lag(int(rank), stretch, own_s, data_wait_s, lap_s)
+        first, last = steps[stretch][0], steps[stretch][-1]
+        found.append(replace(lag, steps=(int(first), int(last))))
+    return sorted((lag for lag in found if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
+
+
+def dearest_stretch(excess: Array) -> slice:
+    """From when to when a rank was slow: where its excess beyond the allowed one adds up to most.
+
+    A moment at which it was not, and one in which it did nothing, do not end it.
+    """
+    beyond = np.clip(excess, -_CLIP, _CLIP) - EXCESS
+    total = np.concatenate([[0.0], np.cumsum(beyond)])
+    lowest_before = np.minimum.accumulate(total)
+    end = int(np.argmax(total - lowest_before))
+    return slice(int(np.argmin(total[: end + 1])), max(end, 1))
+
+
+def _lag(rank: int, stretch: slice, own_s: Array, data_wait_s: Array, lap_s: Array) -> Lag:
+    here_s = own_s[:, stretch]
+    lost_s = [_waited_for(each, here_s) for each in (rank, *_some_others(rank, len(own_s)))]
+    # chance makes somebody the last in every step: what that costs is not this rank's doing
+    net_s = lost_s[0] - float(np.mean(lost_s[1:]))
+    lasts = stretch.stop > own_s.shape[1] - WINDOW
+    # one that still is slow will cost the rest of the run what it costs now
+    counts = stretch if lasts and here_s.shape[1] >= _SURE_STEPS else slice(None)
+    more_data_s = data_wait_s[rank, stretch] - np.median(_without(data_wait_s, rank, stretch), 0)
+    more_s = float(np.sum(own_s[rank, stretch] - np.median(_without(own_s, rank, stretch), 0)))
+    return Lag(
+        rank=rank,
+        excess=float(np.median(excess_over_others(here_s)[rank])),
+        cost=net_s / float(lap_s[:, counts].max(axis=0).sum()),
+        steps=(0, 0),
+        is_persistent=lasts,
+        data_share=float(np.sum(more_data_s)) / more_s if more_s > 0 else 0.0,
+    )
+
+
+def _waited_for(rank: int, own_s: Array) -> float:
+    """Seconds that all the others were done and this one was not."""
+    others_s = np.delete(own_s, rank, 0).max(axis=0)
+    return float(np.maximum(0.0, own_s[rank] - others_s).sum())
+
+
+def _some_others(rank: int, num_ranks: int) -> list[int]:
+    """Enough for a mean, of however many."""
+    every = max(1, num_ranks // 8)
+    return [other for other in range(0, num_ranks, every) if other != rank] or [1 - rank]
+
+
+def _without(values: Array, rank: int, stretch: slice) -> Array:
+    others: Array = np.delete(values[:, stretch], rank, 0)
+    return others
 
 
 def as_finding(lag: Lag, rank: int, host: str, starved: float | None) -> Finding:

@@ -34,12 +34,15 @@ class ResourceWatch:
 
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _next_s: float = 0.0
+    _host_kills_before: int = 0
+    """At the last look: what was ended for memory since then was ended on this host just now."""
 
     def look(self, pids: Iterable[tuple[int, int]], now_s: float) -> None:
         """(local rank, process id) of those that live; at most twice a second."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
+        self._host_kills_before = _host_oom_kills()
         for rank, pid in pids:
             self._look_at(rank, pid, now_s)
 
@@ -63,11 +66,13 @@ class ResourceWatch:
 
     def facts(self) -> dict[int, Facts]:
         """What each held when last seen, what it may hold, whether the system struck; and more."""
+        host_kills = _host_oom_kills() - self._host_kills_before if self._ranks else 0
         return {
             rank: {
                 "held_bytes": known.held_bytes,
                 "limit_bytes": _limit(known.group),
                 "oom_kills": _oom_kills(known.group) - known.oom_kills_before,
+                "host_oom_kills": host_kills,
                 "starved_share": _share(known.first, known.last),
             }
             for rank, known in self._ranks.items()
@@ -105,6 +110,15 @@ def _oom_kills(group: Path | None) -> int:
             if word == "oom_kill" and count.strip().isdigit():
                 return int(count)
     return 0
+
+
+def _host_oom_kills() -> int:
+    """Of the whole machine: a rank that grew within one look was never seen near its limit."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _limit(group: Path | None) -> int | None:

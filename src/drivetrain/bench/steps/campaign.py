@@ -64,6 +64,12 @@ def run_recording(output: Path, num_rounds: int, num_ranks: int) -> str:
     said = (
         f"Sinks: {', '.join(events['sinks'])}. Handing over one step's times: "
         f"{each.value * 1e6:.2f} µs (95% interval {each.low * 1e6:.2f} to {each.high * 1e6:.2f})."
+        "\n\nProcessor time of the threads beside the one that trains, per step: "
+    )
+    beside = {name: bootstrap(v) for name, v in events["seconds_beside_per_step"].items()}
+    said += "; ".join(
+        f"{name} {b.value * 1e6:.0f} µs ({b.low * 1e6:.0f} to {b.high * 1e6:.0f})"
+        for name, b in beside.items()
     )
     (output / "table.md").write_text(f"{table}\n{said}\n")
     return f"{table}\n{said}\n"

@@ -2,7 +2,8 @@
 
 Four trainings in one process, in interleaved blocks: without a recorder (twice, one against the
 other), with it, and with it and every sink there is. The sinks are the real ones: TensorBoard's
-files, an MLflow store in SQLite, an endpoint for Prometheus, Weights & Biases offline.
+files, an MLflow store in SQLite, an endpoint for Prometheus, Weights & Biases offline. Beside the
+clock's time each block's processor time is taken, which other work on the machine moves less.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import torch.distributed as dist
 
 from drivetrain.bench.steps.bitwise_worker import paced, prepared
 from drivetrain.bench.steps.interleaved import run_rank, timed_blocks
@@ -31,8 +34,8 @@ _LIBRARIES = {
 }
 _SETTLE_S = 20.0
 """Heavy libraries are imported by the sinks' threads; that is part of starting, not of a step."""
-_STEPS_PER_BLOCK, _LOGGING_STEPS = 60, 10
-"""Blocks of several seconds: the sinks' threads come to work in each."""
+_STEPS_PER_BLOCK, _LOGGING_STEPS = 20, 10
+"""Short, so that a machine whose pace changes changes it for all arms of a round."""
 _EVENTS, _BLOCKS = 1000, 50
 
 
@@ -42,8 +45,8 @@ def all_sinks() -> tuple[str, ...]:
     return (*there, "jsonl")
 
 
-def measure(num_rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds per step of each arm, round by round."""
+def measure(num_rounds: int, beside: dict[str, list[float]]) -> dict[str, dict[str, list[float]]]:
+    """Seconds per step of each arm, round by round; `beside`: of the threads beside that."""
     workload = transformer()
     with tempfile.TemporaryDirectory() as folder:
         arms = {
@@ -58,7 +61,10 @@ def measure(num_rounds: int) -> dict[str, dict[str, list[float]]]:
         samples = timed_blocks(arms, _STEPS_PER_BLOCK, num_rounds)
         for arm in arms.values():
             arm.close()  # before the folder is gone
-        return {"ddp, transformer": samples}
+        name = f"ranks {dist.get_world_size()}, transformer"
+        cpu = {each: arm.processor_s[-num_rounds:] for each, arm in arms.items()}
+        beside.update({each: arm.beside_s[-num_rounds:] for each, arm in arms.items()})
+        return {name: samples, f"{name}, processor time": cpu}
 
 
 class Arm:
@@ -72,6 +78,10 @@ class Arm:
             "logging_steps": _LOGGING_STEPS,
         }
         self._recorder = Recorder(None)
+        self.processor_s: list[float] = []
+        """Of each block, per step: all threads of this process, the sinks' too."""
+        self.beside_s: list[float] = []
+        """All threads but the one that trains: it can be held up by no more than what they use."""
 
         def open_one(*words: Any) -> Recorder:
             if sinks is not None:
@@ -87,9 +97,13 @@ class Arm:
 
     def __call__(self, num_steps: int) -> None:
         """A block."""
+        began_s, trained_s = time.process_time(), time.thread_time()
         self._recorder.hold(is_held=False)
         self._run(num_steps)
         self._recorder.hold(is_held=True)
+        trained_s, used_s = time.thread_time() - trained_s, time.process_time() - began_s
+        self.processor_s.append(used_s / num_steps)
+        self.beside_s.append((used_s - trained_s) / num_steps)
 
     def close(self) -> None:
         """Let the sinks finish."""
@@ -114,11 +128,15 @@ def seconds_per_event() -> list[float]:
 
 def main() -> None:
     """Samples of steps, and of single events in a file beside them."""
-    output = run_rank(measure)
+    beside: dict[str, list[float]] = {}
+    output = run_rank(lambda num_rounds: measure(num_rounds, beside))
     if output is not None:
-        (output.parent / "events.json").write_text(
-            json.dumps({"sinks": all_sinks(), "seconds_per_event": seconds_per_event()})
-        )
+        events = {
+            "sinks": all_sinks(),
+            "seconds_per_event": seconds_per_event(),
+            "seconds_beside_per_step": beside,
+        }
+        (output.parent / "events.json").write_text(json.dumps(events) + "\n")
 
 
 if __name__ == "__main__":

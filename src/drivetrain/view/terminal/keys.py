@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -26,10 +27,11 @@ def single_keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def key_within(seconds: float) -> str | None:
-    """The key pressed within that time; None when there was none."""
+def keys_within(seconds: float) -> str:
+    """What was pressed within that time, several keys if they came at once; empty for nothing."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
-        return None
+        return ""
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return sys.stdin.read(1) if ready else None
+    # not through sys.stdin, which reads ahead what select() then knows nothing of
+    return os.read(sys.stdin.fileno(), 1024).decode(errors="replace") if ready else ""

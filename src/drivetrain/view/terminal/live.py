@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
 
 from drivetrain.view.follow import RunFollower
-from drivetrain.view.terminal.keys import key_within, single_keys
+from drivetrain.view.run_view import RunView
+from drivetrain.view.terminal.keys import keys_within, single_keys
 from drivetrain.view.terminal.screen import screen
+
+_NOTICED_S = 0.2
+"""How soon a terminal of another size is drawn anew."""
 
 
 def watch_once(follower: RunFollower, console: Console) -> None:
@@ -20,14 +28,45 @@ def watch_once(follower: RunFollower, console: Console) -> None:
 
 
 def watch_live(follower: RunFollower, console: Console, every_s: float) -> None:
-    """Until q, or Ctrl-C. A frame that took long to read is not followed at once by the next."""
-    with single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+    """Until q, Ctrl-C or SIGTERM. A frame that took long to read is not followed by the next."""
+    with _ended_in_order(), single_keys(), _screen_of(console) as live:
         while True:
             began_s = time.monotonic()
             run = follower.look(time.time())
-            width, height = console.size
             foot = f"q quits · every {every_s:g} s · {time.strftime('%H:%M:%S')}"
-            live.update(screen(run, width, height, foot), refresh=True)
+            _draw(live, run, foot)
             took_s = time.monotonic() - began_s
-            if (key_within(max(every_s - took_s, took_s)) or "").lower() == "q":
+            if _quits_within(max(every_s - took_s, took_s), live, lambda: _draw(live, run, foot)):  # noqa: B023 - called before the next look
                 return
+
+
+def _screen_of(console: Console) -> Live:
+    return Live(console=console, screen=True, auto_refresh=False)
+
+
+def _draw(live: Live, run: RunView, foot: str) -> None:
+    width, height = live.console.size
+    live.update(screen(run, width, height, foot), refresh=True)
+
+
+def _quits_within(seconds: float, live: Live, redraw: Callable[[], None]) -> bool:
+    """Whether q was pressed; any other key ends the wait. Drawn again when the size has changed."""
+    until_s, size = time.monotonic() + seconds, live.console.size
+    while (left_s := until_s - time.monotonic()) > 0:
+        pressed = keys_within(min(left_s, _NOTICED_S))
+        if pressed:
+            return "q" in pressed.lower()
+        if live.console.size != size:
+            size = live.console.size
+            redraw()
+    return False
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM leaves by the way that gives the terminal back."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
