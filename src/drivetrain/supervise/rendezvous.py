@@ -11,6 +11,7 @@ import fcntl
 import os
 import pickle
 import random
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -132,13 +133,20 @@ class FolderBackend(RendezvousBackend):
 class FolderRendezvous(DynamicRendezvousHandler):
     """torchelastic's rounds, with a store per round."""
 
-    def __init__(self, folder: Path, settings: RendezvousSettings, address: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: RendezvousSettings,
+        address: str,
+        listener: socket.socket | None = None,
+    ) -> None:
         backend = FolderBackend(folder)
         node = self._node_desc_generator.generate(address)
         holder = _BackendRendezvousStateHolder(backend, settings, cache_duration=0)
         super().__init__(node, settings, backend.name, None, holder)  # type: ignore[arg-type]
         self._folder = folder
         self._address = address
+        self._listener = listener
         self.backend = backend
         self._is_first = True
 
@@ -183,7 +191,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         published = self._folder / f"store-{self.round}"
         timeout = timedelta(seconds=60)
         if rank == 0:
-            store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timeout)  # noqa: S104
+            store = self._serve(timeout)
             write_whole(published, f"{self._address} {store.port} {self._this_node}")
             self._shared_tcp_store_server = store
             self._bootstrap_store_info = RendezvousStoreInfo(self._address, store.port)
@@ -191,6 +199,21 @@ class FolderRendezvous(DynamicRendezvousHandler):
         address, port = self._published(published, timeout)
         self._bootstrap_store_info = RendezvousStoreInfo(address, port)
         return TCPStore(address, port, is_master=False, timeout=timeout)
+
+    def _serve(self, timeout: timedelta) -> TCPStore:
+        """A store of this round's; where somebody listens for it already, there."""
+        port, descriptor = 0, None
+        if self._listener is not None:
+            port, descriptor = self._listener.getsockname()[1], self._listener.detach()
+            self._listener = None
+        return TCPStore(
+            "0.0.0.0",  # noqa: S104 - the other nodes are its clients
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=descriptor,
+        )
 
     def _published(self, path: Path, timeout: timedelta) -> tuple[str, int]:
         """Where this round's first node serves its store; what an earlier run left is not it."""
@@ -210,9 +233,16 @@ class FolderRendezvous(DynamicRendezvousHandler):
 
 
 def meet_in_folder(
-    folder: Path, nodes: tuple[int, int], address: str, settings: dict[str, Any]
+    folder: Path,
+    nodes: tuple[int, int],
+    address: str,
+    settings: dict[str, Any],
+    listener: socket.socket | None = None,
 ) -> FolderRendezvous:
-    """A handler for `nodes` = (fewest, most); `settings` are torchrun's --rdzv-conf."""
+    """A handler for `nodes` = (fewest, most); `settings` are torchrun's --rdzv-conf.
+
+    The first round's store is served on `listener`, where there is one.
+    """
     timeout = RendezvousTimeout(
         join=timedelta(seconds=int(settings.get("join_timeout", 600))),
         last_call=timedelta(seconds=int(settings.get("last_call_timeout", 5))),
@@ -225,4 +255,4 @@ def meet_in_folder(
         keep_alive_interval=timedelta(seconds=int(settings.get("keep_alive_interval", 3))),
         keep_alive_max_attempt=int(settings.get("keep_alive_max_attempt", 4)),
     )
-    return FolderRendezvous(folder, chosen, address)
+    return FolderRendezvous(folder, chosen, address, listener)
