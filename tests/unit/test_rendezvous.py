@@ -16,7 +16,7 @@ def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: 
     first.shutdown()
     assert late.is_closed()
     assert late.has_finished
-    assert late.backend.forget_the_dead(timedelta(0))  # what comes next in this folder is a new run
+    assert late.meeting.forget_the_dead(timedelta(0))  # what comes next in this folder is a new run
     assert not late.has_finished
 
 

@@ -7,16 +7,10 @@ own, served by whichever node is first in it, so that nothing of a dead attempt 
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pickle
-import random
+import contextlib
 import socket
-import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,106 +22,16 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
-    RendezvousBackend,
     RendezvousSettings,
     RendezvousTimeout,
-    _BackendRendezvousStateHolder,
     _RendezvousExitOp,
 )
 
 from drivetrain.core.files import write_whole
+from drivetrain.supervise.meeting_folder import FINISHED, MeetingFolder
+from drivetrain.supervise.meeting_rules import ListOfNodes, Orderly
 
-_VERSION = struct.Struct("<Q")
 _POLL_S = 0.02
-_TRIES = 3
-_FINISHED = "finished"
-_FIRST_PAUSE_S, _MOST_LOSSES = 0.002, 9
-
-
-class FolderBackend(RendezvousBackend):
-    """Compare-and-set on a file, under a lock the system releases when its holder dies."""
-
-    def __init__(self, folder: Path) -> None:
-        self._state = folder / "state"
-        self._lock = folder / "lock"
-        self._losses = 0
-        folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def name(self) -> str:
-        """As torch calls it."""
-        return "folder"
-
-    def get_state(self) -> tuple[bytes, int] | None:
-        """The state and its version; writers rename, so a reader needs no lock."""
-        for _ in range(_TRIES):
-            try:
-                data = self._state.read_bytes()
-            except FileNotFoundError:
-                return None
-            except OSError as error:  # a file system that is shared has its moments
-                problem = error
-                time.sleep(0.1)
-            else:
-                return data[_VERSION.size :], _VERSION.unpack_from(data)[0]
-        raise RendezvousConnectionError(str(problem)) from problem
-
-    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, int, bool] | None:
-        """Write if nobody else has since `token` was read.
-
-        Of many who join at once one gets through and the others must read again. They wait for a
-        random time first, twice as long after each loss, so that hundreds of nodes do not read and
-        rewrite each other's state without end.
-        """
-        with self._locked():
-            version = self._version()
-            if version == (token or 0):
-                try:
-                    write_whole(self._state, _VERSION.pack(version + 1) + state)
-                except OSError as error:
-                    raise RendezvousConnectionError(str(error)) from error
-                self._losses = 0
-                return state, version + 1, True
-        self._losses = min(self._losses + 1, _MOST_LOSSES)
-        time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2**self._losses))  # noqa: S311 - no secret
-        current = self.get_state()
-        return None if current is None else (*current, False)
-
-    def _version(self) -> int:
-        """0 when there is no state; the state itself is not read."""
-        try:
-            with self._state.open("rb") as file:
-                return int(_VERSION.unpack(file.read(_VERSION.size))[0])
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise RendezvousConnectionError(str(error)) from error
-
-    def forget_the_dead(self, alive_within: timedelta) -> bool:
-        """Begin anew when the state is of a run that is over: closed, and nobody has a pulse."""
-        with self._locked():
-            current = self.get_state()
-            if current is None:
-                return True
-            state = pickle.loads(current[0])  # noqa: S301 - written by the other supervisors
-            youngest = max(state.last_heartbeats.values(), default=None)
-            now = datetime.now(UTC)
-            if state.closed and (youngest is None or now - youngest > alive_within):
-                self._state.unlink()
-                folder = self._state.parent  # rounds are counted from 0 again
-                for old in (*folder.glob("store-*"), folder / _FINISHED):
-                    old.unlink(missing_ok=True)
-                return True
-            return False
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 class FolderRendezvous(DynamicRendezvousHandler):
@@ -140,14 +44,15 @@ class FolderRendezvous(DynamicRendezvousHandler):
         address: str,
         listener: socket.socket | None = None,
     ) -> None:
-        backend = FolderBackend(folder)
+        meeting = MeetingFolder(folder)
         node = self._node_desc_generator.generate(address)
-        holder = _BackendRendezvousStateHolder(backend, settings, cache_duration=0)
-        super().__init__(node, settings, backend.name, None, holder)  # type: ignore[arg-type]
+        nodes = ListOfNodes(meeting, settings)
+        super().__init__(node, settings, "folder", None, nodes)  # type: ignore[arg-type]
+        self._op_executor = Orderly(node, nodes, settings, meeting)
         self._folder = folder
         self._address = address
         self._listener = listener
-        self.backend = backend
+        self.meeting = meeting
         self._is_first = True
 
     @property
@@ -167,24 +72,29 @@ class FolderRendezvous(DynamicRendezvousHandler):
             alive_s = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
             deadline_s = time.monotonic() + 2 * alive_s.total_seconds()
             while self.is_closed() and time.monotonic() < deadline_s:
-                if not self.backend.forget_the_dead(alive_s):
+                if not self.meeting.forget_the_dead(alive_s):
                     time.sleep(0.2)
         return super().next_rendezvous()
 
     def close_finished(self) -> None:
         """The run is done: a node that comes late has nothing to do, and has not failed."""
-        (self._folder / _FINISHED).touch()
+        (self._folder / FINISHED).touch()
         self.set_closed()
 
     @property
     def has_finished(self) -> bool:
         """Whether the nodes that closed the group had finished the run."""
-        return (self._folder / _FINISHED).exists()
+        return (self._folder / FINISHED).exists()
 
     def leave(self) -> None:
         """Go, and let the others go on without this node."""
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + 5)
+
+    def _keep_alive(self) -> None:
+        """Called by torch's timer."""
+        with contextlib.suppress(RendezvousConnectionError):  # until the next time
+            self.meeting.give_sign(self._this_node)
 
     def _get_store(self) -> Store:
         rank, _ = self._get_world()
