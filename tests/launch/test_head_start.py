@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,15 @@ def test_the_supervisor_keeps_the_ranks_it_finds(tmp_path: Path, script: Path) -
     for rank in "01":
         expected = f"{rank} {rank} 127.0.0.1 {tmp_path / 'run'} 1 - -\n"
         assert (tmp_path / rank).read_text() == expected
+
+
+def test_time_that_is_up_before_the_supervisor_listens_is_no_failure(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("open('begun', 'w').close()\nimport time\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "drivetrain", "train", "--nproc-per-node=1", str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline_s = time.monotonic() + 30
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGUSR1)  # the rank is at work, its supervisor imports torch
+        assert process.wait(timeout=60) == 75

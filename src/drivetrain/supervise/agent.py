@@ -51,7 +51,7 @@ from drivetrain.record.session import (
 from drivetrain.supervise.account import Account, write_end
 from drivetrain.supervise.environment import rank_environment
 from drivetrain.supervise.failure import RankFailure, root_cause
-from drivetrain.supervise.head_start import HeadStart
+from drivetrain.supervise.head_start import ASKS, HeadStart
 from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
@@ -68,7 +68,6 @@ _MEMBERSHIP_S = 0.5
 _MEETINGS = 5
 _STORE_PATIENCE_S = 3.0
 _LEAVING_S = 2.0
-_ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -203,6 +202,10 @@ class Supervisor(SimpleElasticAgent):
     # ── the run ──────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
+        if self._asked == signal.SIGUSR1.name:
+            # its time was up before it could listen: nothing to save, everything to do
+            self._do(self._machine.asked(self._asked))
+            return
         if self._settings.warm_start:
             self._node.keep_warm(self._worker_group.spec.local_world_size, wait=True)
         elif self._head_start is None:
@@ -561,8 +564,10 @@ class Supervisor(SimpleElasticAgent):
         self._wakeup, writing = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(writing, False)
-        before = {number: signal.signal(number, self._note) for number in _ASKS}
+        before = {number: signal.signal(number, self._note) for number in ASKS}
         old = signal.set_wakeup_fd(writing)
+        if self._head_start is not None:
+            self._asked = self._asked or self._head_start.asked
         try:
             yield
         finally:

@@ -9,15 +9,19 @@ ranks; should that be anything else, they are started again.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from drivetrain.record.session import COMMAND_S, LAUNCHED_S
 from drivetrain.supervise.processes import Node
 
+ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What asks a supervisor to have its ranks save and stop."""
 ADDRESS = "127.0.0.1"
 ROLE = "default"
 
@@ -29,6 +33,10 @@ class HeadStart:
         self, command: Sequence[str], session: Path, num_ranks: int, restarts: int
     ) -> None:
         self.session = session
+        self.asked = ""
+        """The signal that came before the supervisor could listen: its ranks may be at work."""
+        for number in ASKS:
+            signal.signal(number, self._note)
         self.run_id = uuid.uuid4().hex
         self.listener = socket.create_server((ADDRESS, 0), backlog=max(128, num_ranks))
         self.node = Node(command, session, is_python=True)
@@ -38,6 +46,9 @@ class HeadStart:
             for rank in range(num_ranks)
         ]
         self.node.start([{**told, LAUNCHED_S: str(time.time())} for told in self._told])
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.asked = signal.Signals(number).name
 
     def has_told(self, environments: Sequence[Mapping[str, str]]) -> bool:
         """Whether its ranks know what they should; the hour of their start is their own."""
