@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray plan-memory plan-published
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray targets plan-memory plan-published
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod rehearsals simulations clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
@@ -45,6 +45,9 @@ horovod:                          ## Horovod for this torch, built once (ten min
 ray:                              ## everything on real Ray clusters: crashed hosts, elastic, the Jobs API (needs root)
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	$(BIN)/pytest tests/ray
+
+targets:                          ## the same examples on every target, next to one process, into docs/targets.md (needs root)
+	$(BIN)/python -m tests.targets.table docs/targets.md benchmarks/results/targets
 
 drills:                           ## the first 20 drills of the campaign, as CI runs them
 	rm -rf build/drills

@@ -214,13 +214,26 @@ def test_scheduler_variables_that_differ_or_are_left_over() -> None:
 def test_the_cluster_file_says_what_to_expect(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("devices_per_node: 8\nbetween: {gb_per_s: 10, achieved: 0.5, latency_us: 30}\n")
-    assert read_expected(path) == Expected(5e9, 30e-6, 8)
+    assert read_expected(str(path)) == Expected(5e9, 30 * 1e-6, 8)
     path.write_text("between: {gb_per_s: fast}\n")
-    with pytest.raises(ConfigError, match="gb_per_s = fast: is no quantity; use a number"):
-        read_expected(path)
-    path.write_text("between: ethernet-100\n")
-    with pytest.raises(ConfigError, match="between = ethernet-100: needs its figures"):
-        read_expected(path)
+    with pytest.raises(ConfigError, match="gb_per_s = fast: Input should be a valid number"):
+        read_expected(str(path))
+    path.write_text("between: ethernet-10\n")
+    assert read_expected(str(path)) == Expected(0.9 * 1.25e9, 50 * 1e-6, None)
+    path.write_text("between: ethernet-11\n")
+    with pytest.raises(ConfigError, match="did you mean ethernet-10"):
+        read_expected(str(path))
+
+
+def test_the_catalogue_says_what_to_expect(tmp_path: Path) -> None:
+    assert read_expected("p5.48xlarge:2").devices_per_node == 8
+    assert read_expected("h100:4").devices_per_node == 4
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "device: {memory_gib: 8, peak_tflops: {fp32: 0.1}, memory_gb_per_s: 10, "
+        "is_accelerator: false}\ndevices_per_node: 2\nbetween: ethernet-10\n"
+    )
+    assert read_expected(str(path)).devices_per_node is None  # ranks on processors are no devices
 
 
 def test_a_directory_only_one_host_sees() -> None:

@@ -46,7 +46,7 @@ def test_the_words_of_a_train_command_are_examined(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--hosts", "/nowhere"], "--hosts = /nowhere: No such file or directory; give a file"),
-        (["--cluster", "/nowhere"], "--cluster = /nowhere: No such file or directory"),
+        (["--cluster", "/nowhere"], "--cluster = /nowhere: neither a file nor a name"),
         (["--port", "70000"], "--port = 70000: no such port; use 1 to 65535"),
         (["--meet", "meet"], "--members: how many hosts will meet?; --members N"),
         (["--", "--stall-timeout", "soon"], "--stall-timeout = soon: must be a number of seconds"),

@@ -14,6 +14,7 @@ import yaml
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes import Kubernetes
 from drivetrain.launch.targets.kubernetes.options import KINDS
+from drivetrain.launch.targets.kubernetes.quantity import amount_of
 from tests.kubernetes.crds import SOURCES, schema
 from tests.kubernetes.jobs import (
     CPU_JOB,
@@ -116,8 +117,41 @@ def test_every_pod_is_restricted_and_has_time_to_save(name: str) -> None:
         (container,) = pod["containers"]
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-        shm = next(each for each in pod["volumes"] if each["name"] == "shm")
-        assert shm["emptyDir"]["medium"] == "Memory"
+        assert pod["automountServiceAccountToken"] is False
+        for shm in (each for each in pod.get("volumes", ()) if each["name"] == "shm"):
+            assert shm["emptyDir"]["medium"] == "Memory"
+            memory = container["resources"].get("limits", {}).get("memory", "1Ti")
+            assert (amount_of(shm["emptyDir"]["sizeLimit"]) or 0) < (amount_of(memory) or 0)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_what_the_job_gives_up_is_not_begun_again_with_a_budget_of_its_own(kind: str) -> None:
+    made = documents(f"{kind}-gpu")
+    assert found(made, "backoffLimit") == [TARGET.max_retries]
+    assert found(made, "maxRestarts") == [0]
+
+
+def test_rays_head_has_no_place_for_a_rank_and_its_submitter_can_pull_the_image() -> None:
+    (rayjob,) = documents("rayjob-gpu")
+    head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}
+    submitter = rayjob["spec"]["submitterPodTemplate"]["spec"]
+    assert submitter["imagePullSecrets"] == [{"name": "registry"}]
+    assert "envFrom" not in submitter["containers"][0]  # it submits; secrets are the ranks'
+
+
+def test_a_variable_of_the_users_replaces_ours() -> None:
+    job = dataclasses.replace(JOB, environment=(("HOME", "/home/me"),))
+    (container,) = found(list(yaml.safe_load_all(TARGET.render(job).text)), "containers")[0]
+    named = [variable["name"] for variable in container["env"]]
+    assert sorted(named) == sorted(set(named))
+    assert {"name": "HOME", "value": "/home/me"} in container["env"]
+
+
+def test_a_service_is_not_called_by_a_number() -> None:
+    job = dataclasses.replace(JOB, name="3d-unet")
+    service = next(yaml.safe_load_all(TARGET.render(job).text))
+    assert service["metadata"]["name"].startswith("run-3d-unet-")
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
@@ -135,8 +169,9 @@ def test_exit_code_75_is_started_again_and_a_wrong_config_is_not(kind: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_only_named(kind: str) -> None:
-    (container, *_) = [pod["containers"][0] for pod in pods(documents(f"{kind}-gpu"))]
-    assert container["envFrom"] == [{"secretRef": {"name": "wandb"}}]
+    made = documents(f"{kind}-gpu")
+    given = found(made, "envFrom")
+    assert given == [[{"secretRef": {"name": "wandb"}}]] * (2 if kind == "rayjob" else 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

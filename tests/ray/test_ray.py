@@ -165,6 +165,6 @@ def test_submitted_stopped_and_gone_on_with(tmp_path: Path) -> None:
         assert 8 <= num_steps(run) < 30
         desk("resume", run)
         log = desk("logs", run, "-f").stdout
-        assert "resumed: after step" in log
+        assert "resumed: after step" in log, log
         assert desk("jobs", run).stdout.startswith("finished")
     assert weights(run) == weights(expected)

@@ -8,7 +8,10 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.launch.job import Job
 from drivetrain.launch.request import read_request
 from drivetrain.launch.target import State
-from drivetrain.launch.targets.ray import Ray
+from drivetrain.launch.targets.ray import Ray, jobs
 from drivetrain.launch.targets.ray.failures import (
     ScriptFailed,
     as_rank_failure,
@@ -215,3 +218,28 @@ def test_the_desk_needs_neither_ray_nor_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('ray', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class _Server:
+    """A job server whose stream breaks off twice."""
+
+    def __init__(self) -> None:
+        self._streams = ["one\ntw", "one\ntwo\nth", "one\ntwo\nthree\n"]
+
+    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+        for start in range(0, len(text := self._streams.pop(0)), 3):
+            yield text[start : start + 3]
+
+    def get_job_status(self, job_id: str) -> Any:
+        return SimpleNamespace(is_terminal=lambda: not self._streams)
+
+    def get_job_logs(self, job_id: str) -> str:
+        return "one\ntwo\nthree\nlast words\n"
+
+
+def test_a_stream_that_breaks_off_is_taken_up_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _Server()
+    monkeypatch.setattr(jobs, "connect", lambda address: server)  # noqa: ARG005
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
+    told = "".join(jobs.logs(None, "raysubmit_1", follow=True))
+    assert told == "one\ntwo\nthree\nlast words\n"

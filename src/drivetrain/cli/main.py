@@ -581,7 +581,9 @@ def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
         typer.Option(help="Whose variables to expect: slurm, kubernetes, ray, torchrun."),
     ] = None,
     hosts: Annotated[str | None, typer.Option(help="File with one host per line, by ssh.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Cluster file: what to expect.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="What to expect: a cluster.yaml, or p5.48xlarge:8, h100:64.")
+    ] = None,
     run_dir: Annotated[str | None, typer.Option(help="Where the run will write.")] = None,
     store: Annotated[str | None, typer.Option(help="Its object store, for example s3://…")] = None,
     port: Annotated[list[int] | None, typer.Option(help="A port it will use; repeatable.")] = None,

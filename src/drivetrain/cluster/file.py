@@ -50,25 +50,34 @@ class ClusterFile(Section):
 
 def load_cluster(said: str) -> Cluster:
     """From a file, or `NAME:COUNT` of the catalogue: h100:64 (devices), p5.48xlarge:8 (nodes)."""
-    if said.endswith((".yaml", ".yml")) or Path(said).is_file():
-        return cluster_from(_read(Path(said)), name=Path(said).stem)
+    is_file = _is_file(said)
+    return cluster_from(read_cluster(said), name=Path(said).stem if is_file else said)
+
+
+def read_cluster(said: str) -> ClusterFile:
+    """The same as it was said, with nothing filled in."""
+    if _is_file(said):
+        return _read(Path(said))
     name, _, count = said.partition(":")
     known = catalogue()
     if count and not count.isdigit():
         raise _refused(said, "the count is no whole number", f"write {name}:8")
     number = int(count or 1)
     if name in known.instances:
-        return cluster_from(ClusterFile(instance=name, nodes=number), name=said)
+        return ClusterFile(instance=name, nodes=number)
     if name in known.devices:
         per_node = min(8, number)
         if number % per_node:
             raise _refused(said, "devices come in nodes of 8", f"use {number // 8 * 8 + 8}")
-        given = ClusterFile(device=name, devices_per_node=per_node, nodes=number // per_node)
-        return cluster_from(given, name=said)
+        return ClusterFile(device=name, devices_per_node=per_node, nodes=number // per_node)
     names = [*known.devices, *known.instances]
     near = difflib.get_close_matches(name, names, n=1)
     remedy = f"did you mean {near[0]}?" if near else "give a cluster.yaml, or one of the catalogue"
     raise _refused(said, "neither a file nor a name of the catalogue", remedy)
+
+
+def _is_file(said: str) -> bool:
+    return said.endswith((".yaml", ".yml")) or Path(said).is_file()
 
 
 def cluster_from(given: ClusterFile, name: str = "") -> Cluster:
@@ -84,8 +93,8 @@ def cluster_from(given: ClusterFile, name: str = "") -> Cluster:
         devices_per_node=given.devices_per_node or 8,
         device_memory_bytes=device.memory_bytes,
         device=device.to_device(),
-        inside=_link(inside, known),
-        between=_link(between, known),
+        inside=link_of(inside, known),
+        between=link_of(between, known),
         host_memory_bytes=None if given.host_memory_gb is None else int(given.host_memory_gb * 1e9),
         host_link=Link(device.host_gb_per_s * 1e9),
         storage_bytes_per_s=None
@@ -138,7 +147,8 @@ def _device(said: str | DeviceEntry | None, known: Catalogue) -> DeviceEntry:
     return known.devices[said]
 
 
-def _link(said: str | LinkEntry, known: Catalogue) -> Link:
+def link_of(said: str | LinkEntry, known: Catalogue) -> Link:
+    """By its figures, or by its name in the catalogue."""
     if isinstance(said, LinkEntry):
         return said.to_link()
     if said not in known.links:
@@ -152,4 +162,11 @@ def _refused(value: str, rule: str, remedy: str, where: str = "--cluster") -> Co
     return ConfigError([Problem(where, rule, remedy, value)])
 
 
-__all__ = ["ClusterFile", "Device", "cluster_from", "load_cluster"]
+__all__ = [
+    "ClusterFile",
+    "Device",
+    "cluster_from",
+    "link_of",
+    "load_cluster",
+    "read_cluster",
+]

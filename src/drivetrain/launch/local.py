@@ -16,22 +16,25 @@ from typing import TYPE_CHECKING
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.allocation import nodes_of_step
 from drivetrain.launch.command import Command, add_our_flags, parse_command
-from drivetrain.record.session import RUN_DIR
-
-_FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+from drivetrain.launch.inherited import budgets_of, command_of_ranks, variables_of_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
     from drivetrain.supervise.agent import Settings
+    from drivetrain.supervise.head_start import HeadStart
     from drivetrain.supervise.processes import WarmProcess
 
 
 _SAYS_WHERE_TO_MEET = {"--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv-backend"}
 
 
-def launch(words: Sequence[str], warm: WarmProcess | None = None) -> int:
+def launch(
+    words: Sequence[str],
+    warm: WarmProcess | None = None,
+    head_start: HeadStart | None = None,
+) -> int:
     """Start the ranks of a command line and wait for them; the exit code for the shell."""
     from torch.distributed.run import get_args_parser
 
@@ -44,7 +47,7 @@ def launch(words: Sequence[str], warm: WarmProcess | None = None) -> int:
     given = {word.partition("=")[0] for word in command.launcher_args}
     _fill_in(args, given)
     with _environment(args, given):
-        return _supervise(args, command, given, warm)
+        return _supervise(args, command, given, warm, head_start)
 
 
 def _check_script(command: Command, args: argparse.Namespace) -> None:
@@ -79,19 +82,11 @@ def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
 @contextmanager
 def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
     """What all ranks of this node inherit; the caller's own environment comes back afterwards."""
-    wanted: dict[str, str] = {}
-    if args.run_dir is not None:
-        wanted[RUN_DIR] = args.run_dir
-    if "OMP_NUM_THREADS" not in os.environ and args.nproc_per_node.isdigit():
-        # each process gets its share of the cores, unless the user has said otherwise
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        wanted["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // int(args.nproc_per_node)))
+    num_ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
+    wanted = variables_of_ranks(args.run_dir, num_ranks)
     if not _meets_in_folder(args, given):
         # torch's own store outlives the attempt it was made for, and the next one dials it
         wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if not any(name in os.environ for name in _FLIGHT_RECORDERS):
-        # the latest collectives of each rank, for the verdict on a hang
-        wanted[_FLIGHT_RECORDERS[0]] = "512"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -105,7 +100,11 @@ def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
 
 
 def _supervise(
-    args: argparse.Namespace, command: Command, given: set[str], warm: WarmProcess | None
+    args: argparse.Namespace,
+    command: Command,
+    given: set[str],
+    warm: WarmProcess | None,
+    head_start: HeadStart | None,
 ) -> int:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing.api import Std
@@ -122,24 +121,32 @@ def _supervise(
             role=config.role,
             local_world_size=config.nproc_per_node,
             entrypoint=command.script,
-            rdzv_handler=_meeting_place(args, given, config, Path(scratch)),
+            rdzv_handler=_meeting_place(args, given, config, Path(scratch), head_start),
             max_restarts=config.max_restarts,
             local_addr=config.local_addr,
         )
         logs = Logs(args.log_dir, Std.from_str(args.redirects), Std.from_str(args.tee))
-        supervisor = Supervisor(spec, _settings(args, command, given), logs, warm)
+        settings = _settings(args, command, given)
+        supervisor = Supervisor(spec, settings, logs, warm, head_start)
         supervisor.run()
         return supervisor.exit_code
 
 
 def _meeting_place(
-    args: argparse.Namespace, given: set[str], config: LaunchConfig, scratch: Path
+    args: argparse.Namespace,
+    given: set[str],
+    config: LaunchConfig,
+    scratch: Path,
+    head_start: HeadStart | None,
 ) -> RendezvousHandler:
     """Nodes meet in the run's directory; alone there is nobody to meet; or as torchrun would."""
     from drivetrain.supervise.rendezvous import meet_in_folder
 
     if not _meets_in_folder(args, given):
         return _as_torchrun(config)
+    if head_start is not None:
+        folder = scratch / head_start.run_id
+        return meet_in_folder(folder, (1, 1), "127.0.0.1", {}, head_start.listener)
     if _is_alone(args):
         return meet_in_folder(scratch / uuid.uuid4().hex, (1, 1), "127.0.0.1", {})
     folder = Path(args.run_dir) / "rendezvous" / config.run_id
@@ -181,21 +188,12 @@ def _own_address(args: argparse.Namespace) -> str:
 
 def _settings(args: argparse.Namespace, command: Command, given: set[str]) -> Settings:
     from drivetrain.supervise.agent import Settings
-    from drivetrain.supervise.policy import Budgets
     from drivetrain.supervise.stall import Patience
 
-    module = ["-m"] if args.module else []
-    asks_for_restarts = "--max-restarts" in given
-    budgets = Budgets(
-        failures=args.max_restarts if asks_for_restarts else Budgets.failures,
-        preemptions=args.max_preemptions,
-        start_ups=args.max_startup_failures,
-        restarts_anything=asks_for_restarts and args.max_restarts > 0,
-    )
     return Settings(
-        command=(*module, command.script, *command.script_args),
+        command=command_of_ranks(command),
         is_python=not args.no_python,
-        budgets=budgets,
+        budgets=budgets_of(args, given),
         patience=Patience(args.stall_timeout, args.slow_timeout),
         grace_s=args.grace_period,
         spares=args.spares,

@@ -6,18 +6,22 @@ import sys
 from collections.abc import Sequence
 
 from drivetrain.core.errors import ConfigError, DrivetrainError
+from drivetrain.launch.early import start_early
 from drivetrain.supervise.processes import WarmProcess, adopt_orphans
+from drivetrain.supervise.worker import die_with_parent
 
 
 def run(words: Sequence[str]) -> None:
     """Supervise; errors on purpose are shown as they are, with their exit code."""
-    # both import torch, which takes seconds: side by side
+    die_with_parent()
+    # all of them import torch, which takes seconds: side by side
     adopt_orphans()
+    head_start = start_early(words)
     warm = WarmProcess() if "--warm-start" in words else None
     from drivetrain.launch.local import launch
 
     try:
-        sys.exit(launch(words, warm))
+        sys.exit(launch(words, warm, head_start))
     except DrivetrainError as error:
         prefix = "" if isinstance(error, ConfigError) else "error: "
         sys.stderr.write(f"{prefix}{error}\n")

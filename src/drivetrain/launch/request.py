@@ -35,7 +35,7 @@ from drivetrain.launch.target import (
     target_type,
     with_options,
 )
-from drivetrain.launch.torchrun_flags import SWITCHES, WITH_VALUE
+from drivetrain.launch.torchrun_flags import add_torchruns_flags
 
 _ASKS_FOR_A_TARGET = ("--on", "--hosts", "--launch-file")
 # GPUs are asked of a scheduler by name; without one, as many processes are meant.
@@ -84,10 +84,7 @@ def read_command(words: Sequence[str]) -> Command:
 def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
     """Every flag there is; those of the job and of the target are also returned."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in SWITCHES:
-        parser.add_argument(flag, action="store_true")
-    for flag in WITH_VALUE:
-        parser.add_argument(flag)
+    add_torchruns_flags(parser)
     add_our_flags(parser)
     before = set(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
     parser.add_argument("--on")

@@ -5,6 +5,8 @@ A test holds this list against torchrun's own parser; nodes, which load torch an
 
 from __future__ import annotations
 
+import argparse
+
 SWITCHES = ("--standalone", "--module", "-m", "--no-python", "--run-path", "--virtual-local-rank")
 WITH_VALUE = (
     "--nnodes",
@@ -35,3 +37,11 @@ WITH_VALUE = (
     "--signals-to-handle",
     "--shutdown-timeout",
 )
+
+
+def add_torchruns_flags(parser: argparse.ArgumentParser) -> None:
+    """Their names, and which take a value."""
+    for flag in SWITCHES:
+        parser.add_argument(flag, action="store_true")
+    for flag in WITH_VALUE:
+        parser.add_argument(flag)

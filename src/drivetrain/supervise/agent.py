@@ -51,6 +51,7 @@ from drivetrain.record.session import (
 from drivetrain.supervise.account import Account, write_end
 from drivetrain.supervise.environment import rank_environment
 from drivetrain.supervise.failure import RankFailure, root_cause
+from drivetrain.supervise.head_start import ASKS, HeadStart
 from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
@@ -61,14 +62,12 @@ from drivetrain.supervise.report import lost_replica, paragraph, stopped, with_v
 from drivetrain.supervise.resources import ResourceWatch
 from drivetrain.supervise.stall import Patience, Stall, StallWatch
 from drivetrain.supervise.testimony import Testimony
-from drivetrain.supervise.worker import die_with_parent
 
 _TICK_S = 0.1
 _MEMBERSHIP_S = 0.5
 _MEETINGS = 5
 _STORE_PATIENCE_S = 3.0
 _LEAVING_S = 2.0
-_ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,19 @@ class Supervisor(SimpleElasticAgent):
         settings: Settings,
         logs: Logs,
         warm: WarmProcess | None = None,
+        head_start: HeadStart | None = None,
     ) -> None:
         super().__init__(spec)
-        die_with_parent()
         self._settings = settings
-        given = os.environ.pop(NODE_SESSION, None)
+        given = head_start.session if head_start else os.environ.pop(NODE_SESSION, None)
         self._session = Path(given or tempfile.mkdtemp(prefix="drivetrain-"))
         self._owns_session = given is None
+        self._head_start = head_start
         self._node = Node(
             settings.command, self._session, is_python=settings.is_python, warm_process=warm
         )
+        if head_start is not None:
+            self._node = head_start.node
         self._machine = Machine(settings.budgets, time.monotonic, settings.grace_s)
         self._logs = logs
         self._watch = StallWatch(settings.patience)
@@ -149,7 +151,10 @@ class Supervisor(SimpleElasticAgent):
         if self._settings.live:
             address = self._lighthouse_address(worker_group)
             environments = [{**env, ADDRESS: address, LIVE: "1"} for env in environments]
-        self._node.start(environments)
+        head_start, self._head_start = self._head_start, None
+        if head_start is None or not head_start.has_told(environments):
+            self._node.kill()
+            self._node.start(environments)
         self._logs.follow([worker.global_rank for worker in worker_group.workers])
         return {worker.local_rank: worker.pid for worker in self._node.workers}
 
@@ -197,9 +202,13 @@ class Supervisor(SimpleElasticAgent):
     # ── the run ──────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
+        if self._asked == signal.SIGUSR1.name:
+            # its time was up before it could listen: nothing to save, everything to do
+            self._do(self._machine.asked(self._asked))
+            return
         if self._settings.warm_start:
             self._node.keep_warm(self._worker_group.spec.local_world_size, wait=True)
-        else:
+        elif self._head_start is None:
             self._node.prepare(self._worker_group.spec.local_world_size)
         self._do([Action.MEET])
         while self._machine.state is not State.OVER:
@@ -555,8 +564,10 @@ class Supervisor(SimpleElasticAgent):
         self._wakeup, writing = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(writing, False)
-        before = {number: signal.signal(number, self._note) for number in _ASKS}
+        before = {number: signal.signal(number, self._note) for number in ASKS}
         old = signal.set_wakeup_fd(writing)
+        if self._head_start is not None:
+            self._asked = self._asked or self._head_start.asked
         try:
             yield
         finally:

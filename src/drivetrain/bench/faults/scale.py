@@ -86,7 +86,7 @@ def watch_ranks(count: int) -> dict[str, Any]:
 def meet_nodes(count: int) -> dict[str, Any]:
     """Let so many nodes form a group in one folder; how long until the last one knows its rank."""
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
-        settings = {"join_timeout": int(_GIVE_UP_S), "keep_alive_interval": 60}
+        settings = {"join_timeout": int(_GIVE_UP_S), "keep_alive_interval": 10}
         handlers = [
             meet_in_folder(Path(folder) / "meet", (count, count), "127.0.0.1", settings)
             for _ in range(count)
@@ -95,7 +95,8 @@ def meet_nodes(count: int) -> dict[str, Any]:
 
         def join(index: int) -> None:
             handler = handlers[index]
-            # the round's store is one connection per node, and this is one process: left out
+            # the round's store is left out: one connection per node, for each of which torch asks
+            # for the peer's name, and a thousand questions at once would time the name server
             handler._get_store = lambda: None  # type: ignore[method-assign,assignment,return-value]  # noqa: SLF001
             handler._bootstrap_store_info = handler._shared_tcp_store_server = object()  # type: ignore[assignment]  # noqa: SLF001
             try:
@@ -140,7 +141,8 @@ def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
     ]
     lines += [
         "",
-        "Nodes that form a group in one folder, all at once, simulated as threads of one process.",
+        "Nodes that form a group in one folder, all at once, simulated as threads of one process: "
+        "each with the code of a real supervisor, all of them on one interpreter.",
         "",
         "| nodes | until the last knows its rank | CPU | state |",
         "| ---: | ---: | ---: | ---: |",

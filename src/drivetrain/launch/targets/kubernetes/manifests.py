@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
 from drivetrain.launch.targets.kubernetes.options import Options
 from drivetrain.launch.targets.kubernetes.pod import CONTAINER, MEET_PORT, labels, pod_spec
+from drivetrain.record.session import RUN_DIR
 
 Manifest = dict[str, Any]
 
@@ -18,8 +21,10 @@ _HOPELESS = (2, 3, 4, 6, 7)
 _RESUME = 75
 # Finished objects stay for a day, to be looked at.
 _KEEP_S = 86_400
-# Ray's own ports and logs; the head schedules, it does not train.
+# The head schedules and has the driver, it does not train; the submitter waits for its end.
 _HEAD = {"cpu": "2", "memory": "8Gi"}
+_HEADS_SHM = "2Gi"
+_SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 
 
 def objects(job: Job, options: Options) -> list[Manifest]:
@@ -67,16 +72,8 @@ def _jobset_spec(job: Job, options: Options) -> Manifest:
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
-        "failurePolicy": {
-            "maxRestarts": options.max_retries,
-            "rules": [
-                {
-                    "name": "hopeless",
-                    "action": "FailJobSet",
-                    "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
-                }
-            ],
-        },
+        # the job replaces pods by itself; what it gives up would only use its budget again
+        "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [
             {
                 "name": "node",
@@ -125,18 +122,23 @@ def _rayjob(job: Job, options: Options) -> list[Manifest]:
     inside = in_pods(job, options)
     python = ["python", "-m", job.script] if job.is_module else ["python", job.script]
     worker = _ray_template(job, options)
-    head = _ray_template(job, options)
-    head["spec"]["containers"][0]["resources"] = {"requests": dict(_HEAD), "limits": dict(_HEAD)}
+    head = _ray_template(job, replace(options, shm=_HEADS_SHM))
+    head["spec"]["containers"][0]["resources"] = _exactly(_HEAD)
     spec: Manifest = {
         "entrypoint": shlex.join([*python, *job.script_args]),
         "submissionMode": "K8sJobMode",
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": 300,
         "backoffLimit": options.max_retries,
-        "runtimeEnvYAML": f"env_vars:\n  DRIVETRAIN_RUN_DIR: {inside.run_dir}\n",
+        # JSON is YAML, whatever the directory's name has in it
+        "runtimeEnvYAML": json.dumps({"env_vars": {RUN_DIR: inside.run_dir}}),
+        "submitterPodTemplate": _submitter(job, options),
         "rayClusterSpec": {
-            # GPUs are for the workers
-            "headGroupSpec": {"rayStartParams": {"num-gpus": "0"}, "template": head},
+            # no rank is to be placed on it
+            "headGroupSpec": {
+                "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
+                "template": head,
+            },
             "workerGroupSpecs": [
                 {
                     "groupName": "node",
@@ -162,6 +164,22 @@ def _ray_template(job: Job, options: Options) -> Manifest:
     for key in ("command", "args"):
         del spec["containers"][0][key]
     return {"metadata": {"labels": labels(job)}, "spec": spec}
+
+
+def _submitter(job: Job, options: Options) -> Manifest:
+    """KubeRay's own has no rights to give up and no secret to pull the image with."""
+    template = _ray_template(job, options)
+    spec = template["spec"]
+    spec["restartPolicy"] = "Never"
+    del spec["volumes"]
+    for key in ("volumeMounts", "envFrom", "workingDir"):
+        spec["containers"][0].pop(key, None)
+    spec["containers"][0]["resources"] = _exactly(_SUBMITTER)
+    return template
+
+
+def _exactly(amounts: dict[str, str]) -> Manifest:
+    return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
 def _job_spec(job: Job, options: Options) -> Manifest:

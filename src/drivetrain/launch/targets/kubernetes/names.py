@@ -18,6 +18,8 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 def object_name(job: Job) -> str:
     """The job's name with a mark of its run: two runs of one script do not collide."""
     plain = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
+    if plain[:1].isdigit():  # a Service's name begins with a letter
+        plain = f"run-{plain}"
     mark = hashlib.sha256(job.run_dir.encode()).hexdigest()[:5]
     return f"{plain}-{mark}"
 

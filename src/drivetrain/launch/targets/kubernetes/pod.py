@@ -106,7 +106,9 @@ def environment(job: Job) -> list[Manifest]:
     given = [{"name": name, "value": escaped(value)} for name, value in job.environment]
     # a home that any user id can write to, for the caches of libraries
     home = {"name": "HOME", "value": "/tmp"}  # noqa: S108
-    return [address, {"name": "PYTHONUNBUFFERED", "value": "1"}, home, *given]
+    ours: list[Manifest] = [address, {"name": "PYTHONUNBUFFERED", "value": "1"}, home]
+    names = {variable["name"] for variable in given}
+    return [variable for variable in ours if variable["name"] not in names] + given
 
 
 def resources(job: Job, options: Options) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,11 +92,33 @@ def logs(address: str | None, job_id: str, *, follow: bool) -> Iterator[str]:
         if not follow:
             yield client.get_job_logs(job_id)
             return
-        # Ray gives an asynchronous stream; the desk is not
-        with asyncio.Runner() as runner:
-            pieces = client.tail_job_logs(job_id)
-            while (piece := runner.run(anext(pieces, None))) is not None:
+        num_seen = 0
+        while True:
+            for piece in _unseen(_stream(client, job_id), num_seen):
+                num_seen += len(piece)
                 yield piece
+            if client.get_job_status(job_id).is_terminal():
+                break
+            time.sleep(1.0)  # a busy server ends a stream before the job has ended
+        # what was printed last may not have come through
+        yield client.get_job_logs(job_id)[num_seen:]
+
+
+def _stream(client: Any, job_id: str) -> Iterator[str]:
+    """Ray gives an asynchronous one, from the beginning; the desk is not."""
+    with asyncio.Runner() as runner:
+        pieces = client.tail_job_logs(job_id)
+        while (piece := runner.run(anext(pieces, None))) is not None:
+            yield piece
+
+
+def _unseen(pieces: Iterator[str], num_seen: int) -> Iterator[str]:
+    """Without the letters that were there before."""
+    for piece in pieces:
+        rest = piece[num_seen:]
+        num_seen = max(0, num_seen - len(piece))
+        if rest:
+            yield rest
 
 
 def end(address: str | None, job_id: str) -> None:

@@ -1,0 +1,84 @@
+"""A head start: ranks begin while their supervisor still imports torch, which takes seconds.
+
+On one machine there is nobody to meet, so all that makes a process a rank is known beforehand, the
+port of the store among it: it listens from the beginning, and who dials it waits in the system's
+queue until the supervisor serves it. The supervisor says afterwards what it would have told its
+ranks; should that be anything else, they are started again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from drivetrain.record.session import COMMAND_S, LAUNCHED_S
+from drivetrain.supervise.processes import Node
+
+ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What asks a supervisor to have its ranks save and stop."""
+ADDRESS = "127.0.0.1"
+ROLE = "default"
+
+
+class HeadStart:
+    """Ranks that have begun, and what the supervisor needs to make them its own."""
+
+    def __init__(
+        self, command: Sequence[str], session: Path, num_ranks: int, restarts: int
+    ) -> None:
+        self.session = session
+        self.asked = ""
+        """The signal that came before the supervisor could listen: its ranks may be at work."""
+        for number in ASKS:
+            signal.signal(number, self._note)
+        self.run_id = uuid.uuid4().hex
+        self.listener = socket.create_server((ADDRESS, 0), backlog=max(128, num_ranks))
+        self.node = Node(command, session, is_python=True)
+        shared = self._of_all_ranks(num_ranks, restarts)
+        self._told = [
+            {**shared, **_of_one_rank(rank), "TORCHELASTIC_ERROR_FILE": str(_errors(session, rank))}
+            for rank in range(num_ranks)
+        ]
+        self.node.start([{**told, LAUNCHED_S: str(time.time())} for told in self._told])
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.asked = signal.Signals(number).name
+
+    def has_told(self, environments: Sequence[Mapping[str, str]]) -> bool:
+        """Whether its ranks know what they should; the hour of their start is their own."""
+        wanted = [
+            {name: value for name, value in environment.items() if name != LAUNCHED_S}
+            for environment in environments
+        ]
+        return wanted == self._told
+
+    def _of_all_ranks(self, num_ranks: int, restarts: int) -> dict[str, str]:
+        sizes = ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE")
+        return {
+            **dict.fromkeys(sizes, str(num_ranks)),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_NAME": ROLE,
+            "MASTER_ADDR": ADDRESS,
+            "MASTER_PORT": str(self.listener.getsockname()[1]),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            COMMAND_S: os.environ[COMMAND_S],
+        }
+
+
+def _of_one_rank(rank: int) -> dict[str, str]:
+    return dict.fromkeys(("LOCAL_RANK", "RANK", "ROLE_RANK"), str(rank))
+
+
+def _errors(session: Path, rank: int) -> Path:
+    return session / "errors" / f"1-{rank}.json"

@@ -1,0 +1,148 @@
+"""The folder that nodes meet in: who is there, and who has given a sign of life.
+
+The list of nodes is one small file, changed under a lock. A sign of life is the time of a file of
+the node's own: thousands of nodes that live change nothing that anybody else must read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import random
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+
+from drivetrain.core.files import write_whole
+
+FINISHED = "finished"
+_HEAD = struct.Struct("<QQ")
+_TRIES = 3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 2.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of the list."""
+
+    version: int
+    """Of the list; every change counts."""
+    turn: int
+    """Counts the changes that somebody waits for: another round, a round that is complete."""
+
+
+class MeetingFolder:
+    """On storage that all nodes share."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._list = path / "state"
+        self._lock = path / "lock"
+        self._lives = path / "lives"
+        self._lives.mkdir(parents=True, exist_ok=True)
+
+    def head(self) -> Head | None:
+        """None when there is no list."""
+        found = self._bytes(_HEAD.size)
+        return None if found is None else Head(*_HEAD.unpack(found))
+
+    def read(self) -> tuple[_RendezvousState, Head] | None:
+        """The list; writers rename, so a reader needs no lock."""
+        found = self._bytes()
+        if found is None:
+            return None
+        state = pickle.loads(found[_HEAD.size :])  # noqa: S301 - written by the other supervisors
+        return state, Head(*_HEAD.unpack_from(found))
+
+    def write(self, state: _RendezvousState, head: Head) -> None:
+        """Only by whoever has the lock."""
+        try:
+            write_whole(self._list, _HEAD.pack(head.version, head.turn) + pickle.dumps(state))
+        except OSError as error:
+            raise RendezvousConnectionError(str(error)) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone; the system frees the lock when its holder dies.
+
+        Who waits asks again after a random time, twice as long each time: of a thousand that are
+        woken together, as the system would, all but one would have been woken in vain.
+        """
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not _has_locked(descriptor):
+                time.sleep(random.uniform(0, pause_s))  # noqa: S311 - no secret
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def give_sign(self, node: _NodeDesc) -> None:
+        """Of life, by this node's clock."""
+        path, now_s = self._lives / str(node), time.time()
+        try:
+            path.touch()
+            os.utime(path, (now_s, now_s))
+        except OSError as error:
+            raise RendezvousConnectionError(str(error)) from error
+
+    def last_sign(self, node: _NodeDesc) -> datetime:
+        """When a node gave its last one; long ago, when it gave none."""
+        try:
+            return datetime.fromtimestamp((self._lives / str(node)).stat().st_mtime, UTC)
+        except OSError:
+            return datetime.fromtimestamp(0, UTC)
+
+    def forget_the_dead(self, alive_within: timedelta) -> bool:
+        """Begin anew when the list is of a run that is over: closed, and nobody lives."""
+        with self.locked():
+            found = self.read()
+            if found is None:
+                return True
+            state, _ = found
+            signs = (
+                max(said, self.last_sign(node)) for node, said in state.last_heartbeats.items()
+            )
+            youngest = max(signs, default=None)
+            if not state.closed or (
+                youngest is not None and datetime.now(UTC) - youngest <= alive_within
+            ):
+                return False
+            self._list.unlink()
+            # rounds are counted from 0 again
+            for old in (
+                *self.path.glob("store-*"),
+                *self._lives.iterdir(),
+                self.path / FINISHED,
+            ):
+                old.unlink(missing_ok=True)
+            return True
+
+    def _bytes(self, most: int = -1) -> bytes | None:
+        for _ in range(_TRIES):
+            try:
+                with self._list.open("rb") as file:
+                    return file.read(most)
+            except FileNotFoundError:
+                return None
+            except OSError as error:  # a file system that is shared has its moments
+                problem = error
+                time.sleep(0.1)
+        raise RendezvousConnectionError(str(problem)) from problem
+
+
+def _has_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,202 @@
+"""torchelastic's rules of meeting, kept in a folder without races.
+
+torch lets every node change its own copy of the list and try to put it back; of many who come at
+once one gets through and the others begin again, so that a thousand nodes work for each other's
+bin. Here a change is made under the folder's lock: read, changed, written, once per node. Who only
+waits looks at a few bytes, until somebody has changed what it waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousSettings,
+    _Action,
+    _DistributedRendezvousOpExecutor,
+    _NodeDesc,
+    _remove_participant_epilogue,
+    _RendezvousContext,
+    _RendezvousExitOp,
+    _RendezvousJoinOp,
+    _RendezvousState,
+    _RendezvousStateHolder,
+)
+
+from drivetrain.supervise.meeting_folder import Head, MeetingFolder
+
+_LOOK_S = 1.0
+_WAITS = (_Action.SYNC, _Action.KEEP_ALIVE)
+_Rule = Callable[[_RendezvousContext, float], _Action]
+
+
+class ListOfNodes(_RendezvousStateHolder):
+    """This node's copy of the list in the folder."""
+
+    def __init__(self, folder: MeetingFolder, settings: RendezvousSettings) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._state = _RendezvousState()
+        self._head = Head(0, 0)
+        self._was_awaited = _awaited(self._state, settings)
+        self._is_dirty = False
+        self._signs: dict[_NodeDesc, datetime] = {}
+        self.only_turns = False
+        """Whether only changes are looked for that somebody waits for."""
+        self.is_joining = False
+        """Whether those who have died are left out; who has joined only cares for who waits."""
+
+    @property
+    def state(self) -> _RendezvousState:
+        """As of the last look."""
+        return self._state
+
+    def mark_dirty(self) -> None:
+        """The next sync() writes. Only under the folder's lock."""
+        self._is_dirty = True
+
+    def sync(self) -> bool | None:
+        """Write what was changed here, or read what others have changed."""
+        if self._is_dirty:
+            self._write()
+            return True
+        head = self._folder.head()
+        if head is None:
+            self._state, self._head = _RendezvousState(), Head(0, 0)
+        elif head.turn != self._head.turn or not (self.only_turns or head == self._head):
+            self._read()
+        self._leave_out_the_dead()
+        return None
+
+    def _read(self) -> None:
+        found = self._folder.read()
+        if found is not None:
+            self._state, self._head = found
+            self._was_awaited = _awaited(self._state, self._settings)
+
+    def _write(self) -> None:
+        awaited = _awaited(self._state, self._settings)
+        turn = self._head.turn + (awaited != self._was_awaited)
+        self._head, self._was_awaited = Head(self._head.version + 1, turn), awaited
+        self._folder.write(self._state, self._head)
+        self._is_dirty = False
+
+    def _leave_out_the_dead(self) -> None:
+        state = self._state
+        dead = self._dead_of(state.last_heartbeats if self.is_joining else state.wait_list)
+        was_taking_part = any(node in state.participants for node in dead)
+        for node in dead:
+            state.last_heartbeats.pop(node, None)
+            state.participants.pop(node, None)
+            state.wait_list.discard(node)
+            state.redundancy_list.discard(node)
+        if was_taking_part:
+            _remove_participant_epilogue(state, self._settings)
+
+    def _dead_of(self, nodes: Collection[_NodeDesc]) -> list[_NodeDesc]:
+        """Those without a sign of life; files are only looked at when what is known is old."""
+        patience = self._settings.keep_alive_interval * self._settings.keep_alive_max_attempt
+        oldest = datetime.now(UTC) - patience
+        if not nodes or min(self._state.last_heartbeats.values(), default=oldest) > oldest:
+            return []  # all of them have come a moment ago
+        return [node for node in nodes if self._sign_of(node, oldest) < oldest]
+
+    def _sign_of(self, node: _NodeDesc, oldest: datetime) -> datetime:
+        known = max(self._state.last_heartbeats.get(node, oldest), self._signs.get(node, oldest))
+        if known <= oldest:
+            known = self._signs[node] = self._folder.last_sign(node)
+        return known
+
+
+def _awaited(state: _RendezvousState, settings: RendezvousSettings) -> tuple[object, ...]:
+    """Of a list, what may end somebody's waiting."""
+    has_room = state.complete and len(state.participants) < settings.max_nodes
+    return state.round, state.complete, state.closed, state.deadline, has_room
+
+
+class Orderly(_DistributedRendezvousOpExecutor):
+    """Carries out torch's rules: one node at a time changes the list."""
+
+    def __init__(
+        self,
+        node: _NodeDesc,
+        holder: ListOfNodes,
+        settings: RendezvousSettings,
+        folder: MeetingFolder,
+    ) -> None:
+        super().__init__(node, holder, settings)
+        self._list = holder
+        self._last_sign_s = time.monotonic()
+        self._folder = folder
+
+    def run(
+        self,
+        state_handler: _Rule,
+        deadline: float,
+        update_deadline: Callable[[timedelta], float] | None = None,
+    ) -> None:
+        """Until the rule is satisfied."""
+        if isinstance(state_handler, _RendezvousExitOp) and not self._takes_part():
+            return  # only this node itself could have entered it
+        self._list.is_joining = isinstance(state_handler, _RendezvousJoinOp)
+        try:
+            if self._list.state.last_heartbeats:  # who has died is found out before others wait
+                self._look(state_handler, deadline)
+            action = self._act(state_handler, deadline, update_deadline)
+            while action is not _Action.FINISH:
+                if action is _Action.REMOVE_FROM_REDUNDANCY_LIST and update_deadline is not None:
+                    deadline = update_deadline(self._settings.timeout.join)
+                action = self._look(state_handler, deadline)
+                if action in _WAITS:
+                    self._give_sign()
+                    time.sleep(_LOOK_S)
+                elif action is not _Action.FINISH:
+                    action = self._act(state_handler, deadline, update_deadline)
+        finally:
+            self._list.is_joining = False
+
+    def _takes_part(self) -> bool:
+        return self._node in self._list.state.participants
+
+    def _give_sign(self) -> None:
+        """Of life, once in a while; the list knows when this node came."""
+        now_s = time.monotonic()
+        if now_s - self._last_sign_s > self._settings.keep_alive_interval.total_seconds():
+            self._last_sign_s = now_s
+            self._folder.give_sign(self._node)
+
+    def _look(self, rule: _Rule, deadline: float) -> _Action:
+        """What the rule says, by what is known here; nothing is changed."""
+        self._list.only_turns = True
+        try:
+            self._list.sync()
+        finally:
+            self._list.only_turns = False
+        return rule(_RendezvousContext(self._node, self._list.state, self._settings), deadline)
+
+    def _act(
+        self, rule: _Rule, deadline: float, update_deadline: Callable[[timedelta], float] | None
+    ) -> _Action:
+        """What the rule says, done."""
+        once = _Once(rule)
+        with self._folder.locked():
+            super().run(once, deadline, update_deadline)
+        return once.action
+
+
+class _Once:
+    """A rule that is satisfied after one change, or none."""
+
+    def __init__(self, rule: _Rule) -> None:
+        self._rule = rule
+        self._is_asked = False
+        self.action = _Action.FINISH
+
+    def __call__(self, context: _RendezvousContext, deadline: float) -> _Action:
+        if self._is_asked:
+            return _Action.FINISH
+        self._is_asked = True
+        self.action = self._rule(context, deadline)
+        return _Action.FINISH if self.action in _WAITS else self.action
