@@ -1,0 +1,1 @@
+"""What can be typed: names, options and help. The verbs themselves are imported when called."""

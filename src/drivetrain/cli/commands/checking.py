@@ -1,0 +1,107 @@
+"""Is this place, this script, this run to be trusted?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from drivetrain.cli.commands.options import AsJson
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: the words of the `drivetrain train` that is planned."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(help="Whose variables to expect: slurm, kubernetes, ray, torchrun."),
+    ] = None,
+    hosts: Annotated[str | None, typer.Option(help="File with one host per line, by ssh.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="What to expect: a cluster.yaml, or p5.48xlarge:8, h100:64.")
+    ] = None,
+    run_dir: Annotated[str | None, typer.Option(help="Where the run will write.")] = None,
+    store: Annotated[str | None, typer.Option(help="Its object store, for example s3://…")] = None,
+    port: Annotated[list[int] | None, typer.Option(help="A port it will use; repeatable.")] = None,
+    meet: Annotated[
+        str | None, typer.Option(help="A shared folder where all hosts of a job meet, under srun.")
+    ] = None,
+    members: Annotated[int | None, typer.Option(help="How many meet; as the job says.")] = None,
+    ssh: Annotated[
+        str, typer.Option(help="How a host is reached.")
+    ] = "ssh -o BatchMode=yes -o ConnectTimeout=10",
+    target_grace: Annotated[
+        float | None, typer.Option(help="Seconds the scheduler waits from SIGTERM to SIGKILL.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is this place fit for a run? Versions, devices, network, clocks, limits, storage, time-outs.
+
+    Without --hosts or --meet only this host is examined. Each finding says what is wrong, how it
+    was seen and what to do. Exit code 1 when something would break a run.
+
+    \b
+      drivetrain doctor --run-dir runs/gpt
+      drivetrain doctor --hosts hosts.txt --run-dir /shared/runs/gpt --port 29400
+      srun --ntasks-per-node=1 drivetrain doctor --on slurm --meet /shared/tmp
+      drivetrain doctor -- --stall-timeout 900 train.py parallel.timeout_s=600
+    """  # noqa: D301
+    from drivetrain.cli import doctor as verb
+
+    asked = verb.Asked(
+        words=tuple(words or ()),
+        on=on,
+        hosts=hosts,
+        cluster=cluster,
+        run_dir=run_dir,
+        store=store,
+        ports=tuple(port or ()),
+        meet=meet,
+        members=members,
+        ssh=ssh,
+        target_grace_s=target_grace,
+        as_json=as_json,
+    )
+    raise typer.Exit(verb.run(asked))
+
+
+@verbs.command()
+def env() -> None:
+    """Versions, devices, network and settings of this host, to paste; secrets are taken out."""
+    from drivetrain.cli.doctor import show_env
+
+    raise typer.Exit(show_env())
+
+
+@verbs.command()
+def drill(
+    script: Annotated[
+        list[str] | None, typer.Argument(help="Your script and its words; none: the built-in one.")
+    ] = None,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
+    faults: Annotated[
+        str, typer.Option(help="Kinds of fault, with commas.")
+    ] = "kill,stop,hang,corrupt_shard,kill_supervisor,preempt",
+    at_step: Annotated[int, typer.Option(help="Break the run after this step.")] = 20,
+    campaign: Annotated[
+        int, typer.Option(help="Instead: so many random drills on the built-in workload.")
+    ] = 0,
+    first: Annotated[int, typer.Option(help="Number of the campaign's first drill.")] = 0,
+    output: Annotated[str, typer.Option(help="Folder for a campaign's results.")] = "drills",
+) -> None:
+    """Break SCRIPT's run on purpose, and see that it ends as if nothing had happened.
+
+    Each fault is a run of its own: it must finish alone, with the weights of the undisturbed run,
+    every sample used once, the newest checkpoint whole and no process left behind.
+    """
+    from drivetrain.cli.drill import run_campaign_verb, run_script_verb
+
+    if campaign:
+        raise typer.Exit(run_campaign_verb(range(first, first + campaign), output))
+    words = tuple(script or ("-m", "drivetrain.testing.faults.workload"))
+    raise typer.Exit(run_script_verb(words, ranks, tuple(faults.split(",")), at_step))

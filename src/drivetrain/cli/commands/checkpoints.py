@@ -1,0 +1,48 @@
+"""What a run has saved."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from drivetrain.cli.commands.options import Address, AsJson, OneCheckpoint
+
+verbs = typer.Typer(help="List, verify, export and compare checkpoints.", no_args_is_help=True)
+
+
+@verbs.command()
+def ls(address: Address, as_json: AsJson = False) -> None:
+    """What there is, newest first, with size and state."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.ls(address, as_json=as_json))
+
+
+@verbs.command()
+def verify(address: Address, as_json: AsJson = False) -> None:
+    """Read every byte. Exit code 1 when a checkpoint is damaged, or none is good."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.verify(address, as_json=as_json))
+
+
+@verbs.command()
+def export(
+    address: OneCheckpoint,
+    target: Annotated[str, typer.Argument(help="A new folder (safetensors), or a .pt file.")],
+    step: Annotated[int | None, typer.Option(help="Of this step, not the newest.")] = None,
+    max_shard_gb: Annotated[float, typer.Option(help="Larger ones make several files.")] = 5.0,
+) -> None:
+    """The weights for other libraries, under the model's own names."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.export(address, target, step, max_shard_gb))
+
+
+@verbs.command()
+def diff(here: OneCheckpoint, there: OneCheckpoint, as_json: AsJson = False) -> None:
+    """What differs between two checkpoints. Exit code 1 when anything does."""
+    from drivetrain.cli import checkpoint as verbs
+
+    raise typer.Exit(verbs.diff(here, there, as_json=as_json))

@@ -1,0 +1,121 @@
+"""See what a run did, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from drivetrain.cli.commands.options import AsJson, RunAddress
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def status(
+    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """Where RUN stands: step, loss, throughput, goodput, cost, and where every second went."""
+    from drivetrain.cli import status as verbs
+
+    raise typer.Exit(verbs.status(run, as_json=as_json))
+
+
+@verbs.command()
+def runs(
+    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where runs lie.")] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the runs under DIR (default: runs), the one last heard of first."""
+    from drivetrain.cli import status as verbs
+
+    raise typer.Exit(verbs.runs(folder, as_json=as_json))
+
+
+@verbs.command()
+def watch(
+    run: RunAddress,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 2,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame; for pipes.")] = False,
+) -> None:
+    """See a run as it goes: curves, ranks, where the time goes, last events. q quits.
+
+    Works on a run that goes on, that is over, or that lies elsewhere; each look reads only what is
+    new.
+    """
+    from drivetrain.cli import view
+
+    raise typer.Exit(view.watch(run, every_s, once=once))
+
+
+@verbs.command()
+def report(
+    run: RunAddress,
+    output: Annotated[str, typer.Option("--output", "-o", help="The file.")] = "report.html",
+) -> None:
+    """Write one page about a run: verdict, curves, where the time went, ranks, attempts, config.
+
+    The page needs nothing but itself: no network, no script.
+    """
+    from drivetrain.cli import view
+
+    raise typer.Exit(view.report(run, output))
+
+
+@verbs.command()
+def compare(
+    run: RunAddress,
+    other: Annotated[str, typer.Argument(metavar="RUN", help="The one beside it.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="A page, too: curves over each other.")
+    ] = None,
+) -> None:
+    """Two runs side by side: what was asked differently, and what came of it."""
+    from drivetrain.cli import view
+
+    raise typer.Exit(view.compare(run, other, output))
+
+
+@verbs.command()
+def diagnose(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or address.")],
+    as_json: AsJson = False,
+) -> None:
+    """What went wrong in RUN, or is slow: rank, host, line and remedy. Exit code 1 on an error.
+
+    Reads the run's directory and nothing else: the run may be over, under way, or on another
+    machine whose storage is mounted here.
+    """
+    from drivetrain.cli.diagnose import run
+
+    raise typer.Exit(run(run_dir, as_json=as_json))
+
+
+@verbs.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
+    options_metavar="[OPTIONS] [FLAGS]",
+)
+def profile(
+    context: typer.Context,
+    ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1,… or all.")] = "0",
+    steps: Annotated[str, typer.Option(help="FIRST:LAST, counted from 1.")] = "5:10",
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder.")] = "profile",
+    py_spy: Annotated[
+        bool, typer.Option("--py-spy", help="A flame graph of the Python code as well.")
+    ] = False,
+    nsys: Annotated[
+        bool, typer.Option("--nsys", help="Only print the command for Nsight Systems.")
+    ] = False,
+) -> None:
+    """Run SCRIPT with torch's profiler on chosen ranks and steps, and say where time went.
+
+    drivetrain profile [OPTIONS] [FLAGS] SCRIPT [ARGS]: flags and arguments are those of
+    `drivetrain train`. The traces open in Perfetto and in TensorBoard.
+    """
+    from drivetrain.cli.profile import Choice, run
+
+    raise typer.Exit(run(context.args, Choice(ranks, steps, output, py_spy, nsys)))

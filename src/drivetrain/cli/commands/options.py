@@ -1,0 +1,29 @@
+"""Arguments and options that several verbs take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's directory.")]
+
+RunAddress = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
+]
+
+Output = Annotated[str | None, typer.Option(help="Folder for results; default: bench-VERB.")]
+
+Rounds = Annotated[int, typer.Option(help="Rounds; each holds a block of every arm.")]
+
+Ranks = Annotated[int, typer.Option(help="Processes.")]
+
+Address = Annotated[
+    str, typer.Argument(help="A run's directory, a folder of checkpoints, or an address (s3://…).")
+]
+
+OneCheckpoint = Annotated[
+    str, typer.Argument(help="One checkpoint; of a run or a folder, the newest good one.")
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]

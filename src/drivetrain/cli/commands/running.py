@@ -1,0 +1,119 @@
+"""Start runs and look after them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from drivetrain.cli.commands.options import Run
+
+verbs = typer.Typer()
+
+
+@verbs.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,  # after the script, --help is the script's
+    },
+    options_metavar="[FLAGS]",
+)
+def train(context: typer.Context) -> None:
+    """Run SCRIPT on one or more processes: drivetrain train [FLAGS] SCRIPT [FLAGS] [ARGS].
+
+    Any script that runs under torchrun runs unchanged, and all of torchrun's flags are understood.
+    The most used ones:
+
+    \b
+      --nproc-per-node N   processes on this node (--num-gpus and --gpus-per-node mean the same);
+                           default: one per GPU, or one
+      --nnodes N           number of nodes (--num-nodes means the same)
+      --rdzv-endpoint H:P  where several nodes meet
+      --plan auto|FILE     plan first and run the best plan; --cluster says what for
+      --run-dir DIR        the run's directory; the same command again goes on from its last
+                           checkpoint, and several nodes that share it meet in it
+      --max-restarts N     how often to start again after a failure in training (100)
+      --nnodes MIN:MAX     elastic: nodes may join and leave; the global batch stays
+      --live               ddp replicas that go on without a restart (needs --run-dir)
+      -m                   SCRIPT is a module
+      --script SCRIPT      the script by name; --backend sets parallel.strategy, or --on ray
+
+    Less often: --spares N (warm processes kept ready; one per rank), --warm-start (import once,
+    fork the ranks), --grace-period S (to save in after SIGTERM; 30), --stall-timeout S (without a
+    step, at least; 60), --slow-timeout S (starting, saving, evaluating; 900), --max-preemptions N,
+    --max-startup-failures N.
+
+    Without --rdzv-endpoint a free port is used, never a fixed one. ARGS go to the script. A script
+    that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
+    Exit code 75 means: saved, start the same command again to go on.
+
+    --on TARGET hands the run to slurm, ray, kubernetes, hosts (over ssh) or local (here, in the
+    background) and returns; then jobs, logs, stop and resume take its directory:
+
+    \b
+      --on TARGET          slurm, ray, kubernetes, hosts, local; --hosts FILE means --on hosts
+      --nodes N            (--nnodes) and --gpus-per-node N, --time H:MM:SS, --job-name NAME,
+                           --env NAME[=VALUE], and what the target itself takes
+      --dry-run            print what would be submitted
+      --wait               follow the run to its end, and exit with its code
+      --launch-file FILE   a YAML file with any of these flags
+
+    \b
+      drivetrain train train.py --nproc-per-node 4 global_batch_size=64 max_steps=500
+    """  # noqa: D301 - \b is click's mark for text that must not be wrapped
+    from drivetrain.cli.train import run
+
+    raise typer.Exit(run(context.args))
+
+
+@verbs.command()
+def jobs(
+    folder: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A run's directory, or one of many runs.")
+    ] = "runs",
+) -> None:
+    """Say where submitted runs are: waiting, running, finished, failed or stopped."""
+    from drivetrain.cli.jobs import show
+
+    show(folder)
+
+
+@verbs.command()
+def logs(
+    run: Run,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run is over.")] = False,
+) -> None:
+    """Show what a submitted run printed."""
+    from drivetrain.cli.jobs import show_logs
+
+    show_logs(run, follow=follow)
+
+
+@verbs.command()
+def stop(run: Run) -> None:
+    """Ask a submitted run to save and end."""
+    from drivetrain.cli.jobs import stop as stop_run
+
+    stop_run(run)
+
+
+@verbs.command(name="resume")
+def resume_run(run: Run) -> None:
+    """Submit a run again, as it was: it goes on from its last checkpoint."""
+    from drivetrain.cli.jobs import resume as resume_job
+
+    resume_job(run)
+
+
+@verbs.command()
+def config(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="--config FILE and path.to.key=value, to be checked.")
+    ] = None,
+    file: Annotated[str | None, typer.Option("--config", help="A YAML file to check.")] = None,
+) -> None:
+    """List every config key with its default, or check a config and show it resolved."""
+    from drivetrain.cli.config import run
+
+    run(file, words or [])
