@@ -59,19 +59,21 @@ def test_a_checkpoint_is_handed_from_layout_to_layout(tmp_path: Path) -> None:
             assert deviation <= matrix.TOLERANCE, f"{name}: losses part by {deviation:.2e}"
 
 
-def train_with_and_without_a_break(output_dir: str) -> tuple[str, str]:
+def train_with_and_without_breaks(output_dir: str) -> list[str]:
     pipeline = matrix.LAYOUTS["pp gpipe"][1]
-    _, whole = matrix.train("resnet", output_dir, pipeline, 4)
-    _, begun = matrix.train("resnet", output_dir, pipeline, 2, every_steps=2)
-    _, resumed = matrix.train("resnet", output_dir, pipeline, 4, resume_from=begun)
-    return whole, resumed
+    runs = [matrix.train("resnet", output_dir, pipeline, 4)[1]]
+    for save in ("sharded", "full"):
+        _, begun = matrix.train("resnet", output_dir, pipeline, 2, every_steps=2, save=save)
+        runs.append(matrix.train("resnet", output_dir, pipeline, 4, resume_from=begun)[1])
+    return runs
 
 
-def test_every_stages_running_statistics_are_saved(tmp_path: Path) -> None:
-    runs = run_ranks(train_with_and_without_a_break, 2, 100, args=(str(tmp_path),))[0]
-    whole, resumed = (torch.load(f"{run}/checkpoints/weights.pt") for run in runs)
+def test_all_of_every_stage_is_saved_running_statistics_too(tmp_path: Path) -> None:
+    runs = run_ranks(train_with_and_without_breaks, 2, 100, args=(str(tmp_path),))[0]
+    whole, *resumed = (torch.load(f"{run}/checkpoints/weights.pt") for run in runs)
     assert whole["blocks.3.norm2.num_batches_tracked"] > 0
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    for weights in resumed:
+        assert all(torch.equal(whole[name], weights[name]) for name in whole)
 
 
 def train_few_steps(output_dir: str, parallel: dict[str, Any]) -> list[float]:

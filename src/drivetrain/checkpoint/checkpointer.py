@@ -28,6 +28,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from drivetrain._version import __version__
 from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.failures import causes, is_of_the_storage, no_good_one, reason, stale
+from drivetrain.checkpoint.fitting import check_same_model, check_shapes
 from drivetrain.checkpoint.manifest import (
     NAME,
     Contents,
@@ -41,9 +43,7 @@ from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
-from drivetrain.checkpoint.tensor_index import described
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.world import World
 
 Result = TypeVar("Result")
@@ -156,14 +156,14 @@ class Checkpointer:
         try:
             pending.future.result()
         except BaseException as error:
-            stale = _stale(error)
-            if stale is not None:
-                raise stale from None
+            fenced_off = stale(error)
+            if fenced_off is not None:
+                raise fenced_off from None
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             # another rank may have died when all was written and committed already
             if self.place.size(f"{pending.folder}/{NAME}") is None:
-                problem = _reason(error)
+                problem = reason(error)
                 if self._world.is_main:
                     self.place.remove(pending.folder)
         now = time.perf_counter()
@@ -190,7 +190,7 @@ class Checkpointer:
             if not folder:
                 damaged = self._world.agree(damaged)
                 if damaged:
-                    raise _no_good(damaged, self.place.address)
+                    raise no_good_one(damaged, self.place.address)
                 return None
             try:
                 return self.load(state, folder)
@@ -211,9 +211,9 @@ class Checkpointer:
         stored = set(reader.read_metadata().state_dict_metadata)
         targets = state.load_targets()
         not_stored = sorted(targets.keys() - stored)
-        _check_same_model(folder, [n for n in not_stored if n.startswith("model.")])
+        check_same_model(folder, [n for n in not_stored if n.startswith("model.")])
         targets = {name: tensor for name, tensor in targets.items() if name in stored}
-        _check_shapes(folder, targets, reader)
+        check_shapes(folder, targets, reader)
         self._read(targets, reader)
         state.forget([name for name in not_stored if name.startswith("optimizer.")])
         state.restore(dict(manifest.values), own)
@@ -259,9 +259,9 @@ class Checkpointer:
             )
         except (DamagedCheckpoint, CheckpointException) as error:
             # one rank found damage; torch has told all of them
-            if any(_is_of_the_storage(cause) for cause in _causes(error)):
+            if any(is_of_the_storage(cause) for cause in causes(error)):
                 raise
-            raise DamagedCheckpoint(_reason(error)) from None
+            raise DamagedCheckpoint(reason(error)) from None
 
     def still_there(self, folder: str) -> bool:
         """Whether nobody has deleted it since; rank 0's word. A collective call."""
@@ -270,15 +270,18 @@ class Checkpointer:
 
     def _gathered(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors and every rank's own, on rank 0; nothing on the others."""
-        mine = tensors.pop(own_name(self._world.rank), None)
-        whole = _full(tensors, keep=self._world.is_main)
-        own: list[torch.Tensor | None] = [mine]
-        if self._group is not None:
-            own = [None] * self._world.layout.world_size
-            dist.gather_object(mine, own if self._world.is_main else None, group=self._group)
-        if self._world.is_main:
-            whole |= {own_name(rank): t for rank, t in enumerate(own) if t is not None}
-        return whole
+        own = own_name(self._world.rank)
+        mine = {own: tensors.pop(own)} if own in tensors else {}
+        whole = mine | _full(tensors, keep=self._world.leads_stage)
+        if self._group is None:
+            return whole
+        everyones: list[Any] = [None] * self._world.layout.world_size
+        # rank 0 has its own stage already: only what is another's travels
+        sent = mine if self._world.is_main else whole
+        dist.gather_object(sent, everyones if self._world.is_main else None, group=self._group)
+        if not self._world.is_main:
+            return {}
+        return whole | {name: tensor for part in everyones for name, tensor in part.items()}
 
     def elsewhere(self, place: Place) -> Checkpointer:
         """The same, for another run's checkpoints: to load from, over the same lines."""
@@ -369,66 +372,3 @@ def _versions() -> dict[str, str]:
 
 def _json(values: Any) -> Any:
     return json.loads(json.dumps(values))
-
-
-def _check_same_model(folder: str, missing: list[str]) -> None:
-    if missing:
-        names = ", ".join(name.removeprefix("model.") for name in missing[:3])
-        raise ConfigError(
-            [
-                Problem(
-                    "model",
-                    f"checkpoint {folder} has no {names}{' …' if len(missing) > 3 else ''}",
-                    "resume with the model that was saved, or start a new run",
-                    has_value=False,
-                )
-            ]
-        )
-
-
-def _check_shapes(folder: str, targets: Mapping[str, torch.Tensor], reader: ShardReader) -> None:
-    metadata = reader.read_metadata()
-    stored = {name: tuple(described(metadata, name).size) for name in targets}
-    wrong = [
-        Problem(
-            name.removeprefix("model."),
-            f"checkpoint {folder} has it as {stored[name]}",
-            "resume with the model that was saved, or start a new run",
-            tuple(tensor.shape),
-        )
-        for name, tensor in targets.items()
-        if stored[name] != tuple(tensor.shape)
-    ]
-    if wrong:
-        raise ConfigError(wrong[:5])
-
-
-def _no_good(folder: str, address: str) -> EnvironmentProblem:
-    """Nobody would want a long run to begin anew without being asked."""
-    rule = f"{folder} is damaged, and no checkpoint before it is good"
-    remedy = "remove it to begin anew, or set checkpoint.resume_from"
-    return EnvironmentProblem([Problem("checkpoints", rule, remedy, address)])
-
-
-def _stale(error: BaseException) -> lineage.StaleAttempt | None:
-    return next((e for e in _causes(error) if isinstance(e, lineage.StaleAttempt)), None)
-
-
-def _is_of_the_storage(error: BaseException) -> bool:
-    """A read that failed is no damage: tried again, by another attempt, it may well go through."""
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """An error, and those of other ranks that torch wraps in it."""
-    found = [error]
-    if isinstance(error, CheckpointException):
-        found += [failure[0] for failure in error.failures.values()]
-    return found
-
-
-def _reason(error: BaseException) -> str:
-    """The first real cause in one line."""
-    cause = _causes(error)[-1]
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

@@ -16,7 +16,7 @@ from torch import nn
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.identity import Identity
 from drivetrain.config.schema import Parallel
-from drivetrain.parallel.layout import FREE, Layout
+from drivetrain.parallel.layout import AXES, FREE, Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -84,6 +84,12 @@ class World:
     def is_first_copy(self) -> bool:
         """Whether this is the first of the ranks that have the same part of the model."""
         return any(group[0] == self.rank for group in self.layout.groups(*self._data_axes))
+
+    @property
+    def leads_stage(self) -> bool:
+        """Whether this is the first of the ranks that have the same layers of the model."""
+        within = [axis for axis in AXES if axis != "pp"]
+        return any(group[0] == self.rank for group in self.layout.groups(*within))
 
     @property
     def cluster(self) -> Cluster:
