@@ -23,11 +23,18 @@ WORKLOAD = ("-m", "drivetrain.testing.faults.workload")
 class Run:
     """`drivetrain train` on the drills' workload, with an eye on its ranks."""
 
-    def __init__(self, folder: Path, *words: str, ranks: int = 2, name: str = "run") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        ranks: int = 2,
+        name: str = "run",
+        start: str = "--warm-start",
+    ) -> None:
         self.directory = folder / name
         self.temporary = folder / f"tmp-{name}-{time.monotonic_ns()}"
         self.temporary.mkdir()
-        flags = [f"--run-dir={self.directory}", f"--nproc-per-node={ranks}", "--warm-start"]
+        flags = [f"--run-dir={self.directory}", f"--nproc-per-node={ranks}", start]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "drivetrain", "train", *flags, *words],
             env={**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"},
@@ -65,10 +72,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights_fingerprint(run.directory)
 
 
+@pytest.mark.parametrize("start", ["--warm-start", "--spares=2"])  # the second: with a head start
 def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_happened(
-    tmp_path: Path, undisturbed: str
+    tmp_path: Path, undisturbed: str, start: str
 ) -> None:
-    run = Run(tmp_path, *WORKLOAD)
+    run = Run(tmp_path, *WORKLOAD, start=start)
     run.wait_for(10)
     os.kill(run.pids()[1], signal.SIGKILL)
     code, stderr = run.end()
