@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import DDP, Communication
-from drivetrain.core.errors import Problem
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.communication.choose import sent_bytes
 from drivetrain.parallel.communication.install import Installed, install_compression
 from drivetrain.parallel.layout import Layout
@@ -69,7 +69,9 @@ class DDPStrategy:
             _settle_buckets(wrapped)
         # after that backward, so that no compressor keeps anything of it
         installed = install_compression(self._communication, wrapped, world.device)
-        return Replicated(wrapped, world.layout.dp, installed)
+        spread = Replicated(wrapped, world.layout.dp, installed)
+        spread.expects_all = not self._config.find_unused_parameters
+        return spread
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
@@ -94,6 +96,8 @@ class Replicated(Whole):
     """A DDP-wrapped model. Each rank holds the averaged gradients in full, as `Whole` does."""
 
     needs_every_turn = True
+    expects_all = False
+    """Whether every parameter must have a gradient in the first step."""
 
     def __init__(
         self, wrapped: DistributedDataParallel, num_ranks: int, installed: Installed
@@ -107,3 +111,29 @@ class Replicated(Whole):
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """Only the last micro-batch synchronises."""
         return NOTHING if is_last else self._wrapped.no_sync()
+
+    def finish_gradients(self) -> None:
+        """DDP leaves the rest of a bucket alone when one of its gradients never comes.
+
+        It says so only in the next step, by number; by then weights have moved by gradients that
+        were not averaged.
+        """
+        if self.expects_all:
+            self.expects_all = False
+            _check_all_came(self._wrapped.module)
+
+
+def _check_all_came(model: nn.Module) -> None:
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(
+            [
+                Problem(
+                    "parallel.ddp.find_unused_parameters",
+                    f"the loss does not depend on {missing[0]}{more}",
+                    "set it to true, or freeze what is not trained (requires_grad_(False))",
+                    has_value=False,
+                )
+            ]
+        )
