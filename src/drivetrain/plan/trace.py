@@ -110,11 +110,12 @@ class LiveBytes(TorchDispatchMode):
         span.num_products += bool(flops)
         span.num_operations += bool(flops) or any(is_new) or _is_in_place(func)
         self._note_exchange(func, args)
-        self._note()
+        self._note(in_hand=_in_hand(func, args))
         return out
 
-    def _note(self) -> None:
-        self._span.live.append(self._live)
+    def _note(self, in_hand: int = 0) -> None:
+        """`in_hand`: what the operation itself had on top, and has given back."""
+        self._span.live.append(self._live + in_hand)
         self._span.gradients.append(self._gradients)
 
     def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
@@ -152,6 +153,15 @@ _COLLECTIVES = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
     "_c10d_functional::all_to_all_single": "all_to_all",
 }
+
+
+_WEIGHT_OF_CONVOLUTION = {"aten::convolution": 1, "aten::convolution_backward": 2}
+
+
+def _in_hand(func: Any, args: tuple[Any, ...]) -> int:
+    """A convolution's library has weights in a layout of its own while it works with them."""
+    position = _WEIGHT_OF_CONVOLUTION.get(func._schema.name)  # noqa: SLF001 - its only public spelling
+    return 0 if position is None else _bytes(args[position])
 
 
 def _is_in_place(func: Any) -> bool:
