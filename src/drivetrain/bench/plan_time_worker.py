@@ -17,7 +17,7 @@ from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 
-NUM_STEPS, WARM_UP = 4, 1
+NUM_STEPS, WARM_UP = 3, 1
 
 
 class _Stopwatch(Hook):

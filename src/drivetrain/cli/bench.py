@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from drivetrain.bench import campaign
+from drivetrain.bench.plan_time import run_plan_time
 from drivetrain.bench.ray import run_ray
 from drivetrain.bench.reading import run_reading
 from drivetrain.bench.recovery import run_recovery
@@ -33,6 +34,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "scale": lambda folder, _, __: run_scale(folder),
         "reading": lambda folder, _, __: run_reading(folder),
         "ray": lambda folder, rounds, _: run_ray(folder, rounds),
+        "plan-time": lambda folder, _, __: run_plan_time(folder, make_hosts),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }
     folder = Path(output or f"bench-{name}")

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 SIDES = (64, 128, 256, 512, 1024)
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -36,13 +37,36 @@ def measure_device(device: torch.device) -> dict[str, Any]:
             b = torch.randn(side, side, device=device).to(dtype)
             rates[side] = 2.0 * side**3 / _seconds(partial(torch.mm, a, b), device)
         found["products"][name] = rates
-    large = torch.randn(1 << 22, device=device)
-    out = torch.empty_like(large)
+    # results in new memory, as a model's are: on a host that is a good part of their time
+    large = torch.randn(2048, 512, device=device)
     moved = 2 * large.numel() * large.element_size()
-    found["memory_bytes_per_s"] = moved / _seconds(lambda: torch.mul(large, 2.0, out=out), device)
+    found["memory_bytes_per_s"] = moved / _seconds(lambda: large * 2.0, device)
+    curves = (
+        F.gelu,
+        partial(F.log_softmax, dim=-1),
+        partial(F.layer_norm, normalized_shape=(512,)),
+    )
+    seconds = sum(_seconds(partial(curve, large), device) for curve in curves)
+    found["curved_bytes_per_s"] = len(curves) * moved / seconds
+    found["attention_flops"] = {
+        name: _attention(dtype, device) for name, dtype in PRECISIONS.items()
+    }
     small = torch.randn(8, device=device)
     found["operation_s"] = _seconds(lambda: torch.add(small, 1.0), device)
     return found
+
+
+def _attention(dtype: torch.dtype, device: torch.device) -> float:
+    """Operations a second in fused attention, forward and back."""
+    shape = (batch, heads, length, width) = (4, 4, 256, 64)
+    q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
+
+    def both_ways() -> None:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    # two products forward and five back, causal ones counted in full, as the planner counts
+    flops = 7 * 2.0 * batch * heads * length * length * width
+    return flops / _seconds(both_ways, device)
 
 
 def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
@@ -50,13 +74,15 @@ def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
     ranks = dist.get_world_size()
     # torch is giving it another name
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}}
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}, "reduce_scatter": {}}
     for size in MESSAGES:
         whole = torch.zeros(size // 4, device=device)
         part = torch.zeros(size // 4 // ranks, device=device)
         gathered = torch.zeros(part.numel() * ranks, device=device)
         found["all_reduce"][size] = _seconds(partial(dist.all_reduce, whole), device)
         found["all_gather"][size] = _seconds(partial(all_gather, gathered, part), device)
+        found["reduce_scatter"][size] = _seconds(partial(reduce_scatter, part, gathered), device)
     return found
 
 

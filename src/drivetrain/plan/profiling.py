@@ -121,7 +121,7 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
         optimizer.step()
         first = len(trace.optimizer.live)
         optimizer.step()  # the first has made its state; what the second needs on top is the cost
-        del trace.optimizer.live[:first]
+        del trace.optimizer.live[: first - 1]
     trace.optimizer.moved_bytes /= 2  # of one step
     trace.optimizer.num_operations //= 2
     state = {id(p): _state_bytes(optimizer, p) for p in trained}

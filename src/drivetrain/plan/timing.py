@@ -130,7 +130,14 @@ def _seconds(work: WorkNumbers, device: Device, precision: str) -> float:
     if device.small_product_flops and work.num_products:
         each = work.flops / work.num_products
         rate *= each / (each + device.small_product_flops)
-    busy = work.flops / rate + work.moved_bytes / device.memory_bytes_per_s
+    attention = device.attention_flops.get(precision) or device.flops.get(precision) or rate
+    curved = device.curved_bytes_per_s or device.memory_bytes_per_s
+    busy = (
+        work.flops / rate
+        + work.attention_flops / attention
+        + (work.moved_bytes - work.curved_bytes) / device.memory_bytes_per_s
+        + work.curved_bytes / curved
+    )
     calls = work.num_operations * device.operation_s
     # an accelerator works while the host prepares what is next
     return max(busy, calls) if device.is_accelerator else busy + calls
