@@ -64,6 +64,10 @@ class DeviceEntry(Section):
     """In fused attention, by precision; empty: as in products."""
     curved_gb_per_s: float = Field(default=0.0, ge=0)
     """What exponentials, roots and means read and write; 0: as all others."""
+    shared_product_us: float = Field(default=0.0, ge=0)
+    """What a product costs beside its work when tp ranks share it."""
+    sharded_unit_us: float = Field(default=0.0, ge=0)
+    """What fsdp costs per block and micro-batch beside what it sends."""
     inside: str | LinkEntry = "pcie-3"
     """The link to others of the same node."""
     between: str | LinkEntry = "ethernet-10"
@@ -97,6 +101,8 @@ class DeviceEntry(Section):
             small_product_flops=self.small_product_gflop * 1e9,
             attention_flops={p: rate * 1e12 for p, rate in self.attention_tflops.items()},
             curved_bytes_per_s=self.curved_gb_per_s * 1e9,
+            shared_product_s=self.shared_product_us * 1e-6,
+            sharded_unit_s=self.sharded_unit_us * 1e-6,
         )
 
 

@@ -29,6 +29,10 @@ class Device:
     """Operations a second in fused attention, by precision; empty: as in products."""
     curved_bytes_per_s: float = 0.0
     """What exponentials, roots and means read and write; 0: as all others."""
+    shared_product_s: float = 0.0
+    """What a product costs the host beside its work when tp ranks share it."""
+    sharded_unit_s: float = 0.0
+    """What fsdp costs the host per block and micro-batch beside what it sends."""
 
 
 @dataclass(frozen=True)

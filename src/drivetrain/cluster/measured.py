@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import yaml
@@ -32,6 +33,8 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
         small_product_gflop=small / 1e9,
         attention_tflops={n: rate / 1e12 for n, rate in found["attention_flops"].items()},
         curved_gb_per_s=found["curved_bytes_per_s"] / 1e9,
+        shared_product_us=found["exchange_overheads"]["tp"] * 1e6,
+        sharded_unit_us=found["exchange_overheads"]["fsdp"] * 1e6,
         source="drivetrain probe",
     )
     link = _link(found["exchange"], int(found["ranks"]))
@@ -63,19 +66,26 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+_LARGE_SIDE = 256
+
+
 def _large(products: Mapping[Any, float]) -> float:
-    return max(products.values())
+    """Of large products, the middle one: a single one may have had the machine to itself."""
+    return median(rate for side, rate in products.items() if int(side) >= _LARGE_SIDE)
 
 
 def _small(products: Mapping[Any, float]) -> float:
-    """Operations at which a product reaches half the best rate: rate = best · f / (f + small)."""
+    """Operations at which a product reaches half the best rate: rate = best · f / (f + small).
+
+    By small products only: a large one that is slower than others is so for other reasons.
+    """
     best = _large(products)
     wanted = [
-        2.0 * float(side) ** 3 * (best / rate - 1.0)
+        2.0 * float(side) ** 3 * max(0.0, best / rate - 1.0)
         for side, rate in products.items()
-        if rate < 0.9 * best
+        if int(side) < _LARGE_SIDE
     ]
-    return sorted(wanted)[len(wanted) // 2] if wanted else 0.0
+    return median(wanted) if wanted else 0.0
 
 
 def _link(exchange: Mapping[str, Mapping[Any, float]], ranks: int) -> LinkEntry:
