@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from drivetrain.data.batches import solve_micro_batch
-from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.layout import AXES, Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.findings import RankReport
 from drivetrain.rehearse.sample import axes_of
@@ -123,10 +123,18 @@ def compare(
     return compared
 
 
+def _axes(ranks: tuple[int, ...], layout: Layout) -> str:
+    """By name also where a group is all ranks, as the planner has it."""
+    axes = axes_of(ranks, layout)
+    if axes != "all ranks":
+        return axes
+    return " × ".join(axis for axis in AXES if getattr(layout, axis) > 1)
+
+
 def _counted(calls: Sequence[Call], layout: Layout) -> dict[tuple[str, str], float]:
     summed: dict[tuple[str, str], float] = {}
     for call in calls:
         if call.num_bytes >= SMALL and call.name != "broadcast":  # shapes, told once a step
-            key = (call.name, axes_of(call.ranks, layout))
+            key = (call.name, _axes(call.ranks, layout))
             summed[key] = summed.get(key, 0.0) + call.num_bytes
     return summed
