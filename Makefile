@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray targets plan-memory plan-published
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray plan-memory plan-time plan-published
 .PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod rehearsals simulations clean
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
@@ -97,6 +98,9 @@ plan-memory:                      ## predicted memory next to measured (half an 
 	$(BIN)/python -m drivetrain.bench.plan.memory predict benchmarks/results/plan-memory
 	$(BIN)/python -m drivetrain.bench.plan.memory measure benchmarks/results/plan-memory
 	$(BIN)/python -m drivetrain.bench.plan.memory report benchmarks/results/plan-memory
+
+plan-time:                        ## predicted step times next to measured ones, on links of three speeds (needs root)
+	$(BIN)/drivetrain bench plan-time --output benchmarks/results/plan-time
 
 plan-published:                   ## predictions next to public training reports
 	$(BIN)/python -m drivetrain.bench.plan.published benchmarks/results/plan-published

@@ -11,6 +11,7 @@ from drivetrain.bench.faults.recovery import run_recovery
 from drivetrain.bench.faults.scale import run_scale
 from drivetrain.bench.faults.supervision import run_supervision
 from drivetrain.bench.links.slow_link import run_slow_link
+from drivetrain.bench.plan.time import run_plan_time
 from drivetrain.bench.reading.bench import run_reading
 from drivetrain.bench.steps import campaign
 from drivetrain.bench.targets.ray import run_ray
@@ -33,6 +34,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "scale": lambda folder, _, __: run_scale(folder),
         "reading": lambda folder, _, __: run_reading(folder),
         "ray": lambda folder, rounds, _: run_ray(folder, rounds),
+        "plan-time": lambda folder, _, __: run_plan_time(folder, make_hosts),
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }
     folder = Path(output or f"bench-{name}")

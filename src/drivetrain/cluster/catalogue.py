@@ -26,12 +26,15 @@ class LinkEntry(Section):
     """The part of it that a large collective reaches."""
     latency_us: float = Field(default=0.0, ge=0)
     """Of one step of a ring."""
+    by_kind: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """(GB a second, microseconds) of collectives that were measured by themselves."""
     source: str = ""
     """Where the figures are from."""
 
     def to_link(self) -> Link:
         """In bytes and seconds."""
-        return Link(self.gb_per_s * 1e9 * self.achieved, self.latency_us * 1e-6)
+        measured = {kind: (rate * 1e9, us * 1e-6) for kind, (rate, us) in self.by_kind.items()}
+        return Link(self.gb_per_s * 1e9 * self.achieved, self.latency_us * 1e-6, measured)
 
 
 class DeviceEntry(Section):
@@ -57,6 +60,14 @@ class DeviceEntry(Section):
     """Whether its memory is its own."""
     small_product_gflop: float = Field(default=0.0, ge=0)
     """A product of this size reaches half the rate of a large one."""
+    attention_tflops: dict[str, float] = Field(default_factory=dict)
+    """In fused attention, by precision; empty: as in products."""
+    curved_gb_per_s: float = Field(default=0.0, ge=0)
+    """What exponentials, roots and means read and write; 0: as all others."""
+    shared_product_us: float = Field(default=0.0, ge=0)
+    """What a product costs beside its work when tp ranks share it."""
+    sharded_unit_us: float = Field(default=0.0, ge=0)
+    """What fsdp costs per block and micro-batch beside what it sends."""
     inside: str | LinkEntry = "pcie-3"
     """The link to others of the same node."""
     between: str | LinkEntry = "ethernet-10"
@@ -88,6 +99,10 @@ class DeviceEntry(Section):
             overlap=self.overlap,
             peak_flops={p: peak * 1e12 for p, peak in self.peak_tflops.items()},
             small_product_flops=self.small_product_gflop * 1e9,
+            attention_flops={p: rate * 1e12 for p, rate in self.attention_tflops.items()},
+            curved_bytes_per_s=self.curved_gb_per_s * 1e9,
+            shared_product_s=self.shared_product_us * 1e-6,
+            sharded_unit_s=self.sharded_unit_us * 1e-6,
         )
 
 

@@ -25,6 +25,14 @@ class Device:
     """By the data sheet; only to state a utilisation."""
     small_product_flops: float = 0.0
     """A product with so many operations runs at half the rate of a large one; 0: not known."""
+    attention_flops: Mapping[str, float] = field(default_factory=dict)
+    """Operations a second in fused attention, by precision; empty: as in products."""
+    curved_bytes_per_s: float = 0.0
+    """What exponentials, roots and means read and write; 0: as all others."""
+    shared_product_s: float = 0.0
+    """What a product costs the host beside its work when tp ranks share it."""
+    sharded_unit_s: float = 0.0
+    """What fsdp costs the host per block and micro-batch beside what it sends."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,8 @@ class Link:
 
     bytes_per_s: float
     latency_s: float = 0.0
+    by_kind: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """(bytes a second, seconds) of kinds of collectives that were measured by themselves."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import yaml
@@ -30,6 +31,10 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
         overlap=0.0 if is_host else 0.9,
         is_accelerator=not is_host,
         small_product_gflop=small / 1e9,
+        attention_tflops={n: rate / 1e12 for n, rate in found["attention_flops"].items()},
+        curved_gb_per_s=found["curved_bytes_per_s"] / 1e9,
+        shared_product_us=found["exchange_overheads"]["tp"] * 1e6,
+        sharded_unit_us=found["exchange_overheads"]["fsdp"] * 1e6,
         source="drivetrain probe",
     )
     link = _link(found["exchange"], int(found["ranks"]))
@@ -56,39 +61,53 @@ def _rounded(value: Any) -> Any:
     """Four digits, which is more than a measurement is good for."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+_LARGE_SIDE = 256
+
+
 def _large(products: Mapping[Any, float]) -> float:
-    return max(products.values())
+    """Of large products, the middle one: a single one may have had the machine to itself."""
+    return median(rate for side, rate in products.items() if int(side) >= _LARGE_SIDE)
 
 
 def _small(products: Mapping[Any, float]) -> float:
-    """Operations at which a product reaches half the best rate: rate = best · f / (f + small)."""
+    """Operations at which a product reaches half the best rate: rate = best · f / (f + small).
+
+    By small products only: a large one that is slower than others is so for other reasons.
+    """
     best = _large(products)
     wanted = [
-        2.0 * float(side) ** 3 * (best / rate - 1.0)
+        2.0 * float(side) ** 3 * max(0.0, best / rate - 1.0)
         for side, rate in products.items()
-        if rate < 0.9 * best
+        if int(side) < _LARGE_SIDE
     ]
-    return sorted(wanted)[len(wanted) // 2] if wanted else 0.0
+    return median(wanted) if wanted else 0.0
 
 
 def _link(exchange: Mapping[str, Mapping[Any, float]], ranks: int) -> LinkEntry:
-    """A ring's bandwidth from the largest message, its latency from the smallest."""
+    """Each collective by itself: libraries do some of them in other ways than as a ring."""
     if not exchange:
         return LinkEntry(gb_per_s=10.0, source="not measured: one rank")
-    times = {int(size): seconds for size, seconds in exchange["all_reduce"].items()}
-    small, large = min(times), max(times)
-    passes = 2.0 * (ranks - 1) / ranks
-    hops = 2.0 * (ranks - 1)
-    latency = max(0.0, times[small] - passes * small / 1e9) / hops
-    seconds = max(1e-9, times[large] - hops * latency)
+    measured = {kind: _as_ring(kind, times, ranks) for kind, times in exchange.items()}
+    rate, latency_us = measured["all_reduce"]
     return LinkEntry(
-        gb_per_s=passes * large / seconds / 1e9,
-        latency_us=latency * 1e6,
-        source="drivetrain probe, all_reduce",
+        gb_per_s=rate, latency_us=latency_us, by_kind=measured, source="drivetrain probe"
     )
+
+
+def _as_ring(kind: str, measured: Mapping[Any, float], ranks: int) -> tuple[float, float]:
+    """(GB/s, µs) of a ring that takes as long: rate by the two largest, latency by the smallest."""
+    times = {int(size): seconds for size, seconds in measured.items()}
+    passes = (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+    hops = (ranks - 1) * (2.0 if kind == "all_reduce" else 1.0)
+    small, (low, large) = min(times), sorted(times)[-2:]
+    per_byte = max(1e-13, (times[large] - times[low]) / (large - low))
+    latency = max(0.0, times[small] - per_byte * small) / hops
+    return passes / per_byte / 1e9, latency * 1e6
 
 
 def _host_bytes() -> float:

@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 
 @contextmanager
 def as_in_a_run() -> Iterator[None]:
-    """While this lasts, Hugging Face's models take samples for what they are: not packed.
+    """While this lasts, a step on fake tensors does what a step of a run does."""
+    with _samples_are_not_packed(), shapes_worked_out_aside():
+        yield
+
+
+@contextmanager
+def _samples_are_not_packed() -> Iterator[None]:
+    """Hugging Face's models take samples for what they are.
 
     They look at the positions' values to see whether several sequences share a sample. Where there
     are no values they assume it, make a mask of length × length, and keep more for backward.
@@ -25,3 +34,27 @@ def as_in_a_run() -> Iterator[None]:
         yield
     finally:
         masking.find_packed_sequence_indices = look
+
+
+@contextmanager
+def shapes_worked_out_aside() -> Iterator[None]:
+    """DTensor tries each operation on fake tensors of the whole's shape, to know what it gives.
+
+    In a run these take no memory and no time to speak of; in a trace they would be counted.
+    """
+    module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    kind = getattr(module, "ShardingPropagator", None)
+    try_out = getattr(kind, "_propagate_tensor_meta_non_cached", None)
+    if kind is None or try_out is None:
+        yield
+        return
+
+    def aside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return try_out(self, *args, **kwargs)
+
+    kind._propagate_tensor_meta_non_cached = aside  # noqa: SLF001 - no other way
+    try:
+        yield
+    finally:
+        kind._propagate_tensor_meta_non_cached = try_out  # noqa: SLF001

@@ -25,9 +25,10 @@ class Ring:
         if n == 1 or num_bytes <= 0:
             return 0.0
         passes = _PASSES[kind] * (n - 1) / n
+        rate, latency = self.link.by_kind.get(kind, (self.link.bytes_per_s, self.link.latency_s))
         # beyond a few nodes libraries use trees
         hops = min(n - 1, 4.0 * math.log2(n)) * (2 if kind == "all_reduce" else 1)
-        return passes * num_bytes / self.link.bytes_per_s + calls * hops * self.link.latency_s
+        return passes * num_bytes / rate + calls * hops * latency
 
 
 def ring_along(layout: Layout, cluster: Cluster, *axes: str) -> Ring:
@@ -61,7 +62,10 @@ def _slowest(cluster: Cluster, number: int, inside: int) -> Link:
     within = cluster.inside or Link(math.inf)
     if inside >= number or cluster.between is None:
         return within
-    across = Link(cluster.between.bytes_per_s * inside, cluster.between.latency_s)
+    between = cluster.between
+    # what was measured of single collectives is for rings with one rank on each node
+    by_kind = between.by_kind if inside == 1 else {}
+    across = Link(between.bytes_per_s * inside, between.latency_s, by_kind)
     return (
         across
         if across.bytes_per_s <= within.bytes_per_s

@@ -23,7 +23,9 @@ class WorkNumbers:
     end: float
     """Bytes alive at its end, gradients left out."""
     flops: float
+    attention_flops: float
     moved_bytes: float
+    curved_bytes: float
     num_operations: float
     num_products: float
     exchanges: tuple[tuple[str, float, int], ...]
@@ -95,7 +97,9 @@ def _work(work: PartWork, batch: float, length: float, tp: int) -> WorkNumbers:
         float(gradients[-1]) if gradients.size else 0.0,
         float(live[-1]) if has_any else 0.0,
         work.flops.one(batch, length, tp),
+        work.attention_flops.one(batch, length, tp),
         work.moved_bytes.one(batch, length, tp),
+        work.curved_bytes.one(batch, length, tp),
         work.num_operations,
         work.num_products,
         tuple(

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 SIDES = (64, 128, 256, 512, 1024)
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -36,13 +37,54 @@ def measure_device(device: torch.device) -> dict[str, Any]:
             b = torch.randn(side, side, device=device).to(dtype)
             rates[side] = 2.0 * side**3 / _seconds(partial(torch.mm, a, b), device)
         found["products"][name] = rates
-    large = torch.randn(1 << 22, device=device)
-    out = torch.empty_like(large)
-    moved = 2 * large.numel() * large.element_size()
-    found["memory_bytes_per_s"] = moved / _seconds(lambda: torch.mul(large, 2.0, out=out), device)
-    small = torch.randn(8, device=device)
-    found["operation_s"] = _seconds(lambda: torch.add(small, 1.0), device)
+    large = torch.randn(4096, 512, device=device)
+    moved = 2 * _KEPT * large.numel() * large.element_size()
+    found["memory_bytes_per_s"] = moved / _seconds(_keeping(lambda: large * 2.0), device)
+    curves = (
+        F.gelu,
+        partial(F.log_softmax, dim=-1),
+        partial(F.layer_norm, normalized_shape=(512,)),
+    )
+    seconds = sum(_seconds(_keeping(partial(curve, large)), device) for curve in curves)
+    found["curved_bytes_per_s"] = len(curves) * moved / seconds
+    found["attention_flops"] = {
+        name: _attention(dtype, device) for name, dtype in PRECISIONS.items()
+    }
+    small = torch.randn(8, device=device, requires_grad=True)
+    found["operation_s"] = _seconds(partial(_chain, small), device) / (2 * _CHAINED)
     return found
+
+
+_KEPT, _CHAINED = 12, 32
+
+
+def _keeping(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Results in new memory that stay for a while, as a model's do for backward.
+
+    On a host, memory that was not there before is a good part of an operation's time.
+    """
+    return lambda: [call() for _ in range(_KEPT)]
+
+
+def _chain(small: torch.Tensor) -> None:
+    """Operations with next to nothing to do, forward and back."""
+    out = small
+    for _ in range(_CHAINED):
+        out = out + 1.0
+    out.sum().backward()
+
+
+def _attention(dtype: torch.dtype, device: torch.device) -> float:
+    """Operations a second in fused attention, forward and back."""
+    shape = (batch, heads, length, width) = (4, 4, 256, 64)
+    q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
+
+    def both_ways() -> None:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    # two products forward and five back, causal ones counted in full, as the planner counts
+    flops = 7 * 2.0 * batch * heads * length * length * width
+    return flops / _seconds(both_ways, device)
 
 
 def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
@@ -50,14 +92,53 @@ def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
     ranks = dist.get_world_size()
     # torch is giving it another name
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}}
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}, "reduce_scatter": {}}
     for size in MESSAGES:
         whole = torch.zeros(size // 4, device=device)
         part = torch.zeros(size // 4 // ranks, device=device)
         gathered = torch.zeros(part.numel() * ranks, device=device)
         found["all_reduce"][size] = _seconds(partial(dist.all_reduce, whole), device)
         found["all_gather"][size] = _seconds(partial(all_gather, gathered, part), device)
+        found["reduce_scatter"][size] = _seconds(partial(reduce_scatter, part, gathered), device)
     return found
+
+
+def measure_overheads(exchange: dict[str, dict[int, float]]) -> dict[str, float]:
+    """What tp costs per product and fsdp per block when there is nothing to compute or send."""
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    ranks, host = dist.get_world_size(), torch.device("cpu")
+    mesh = init_device_mesh("cpu", (ranks,))
+    latency = {kind: times[min(times)] for kind, times in exchange.items()}
+    width = 8 * ranks
+    inputs = torch.randn(4, width)
+
+    def two_layers() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+
+    def once(model: nn.Module) -> float:
+        return _seconds(lambda: model(inputs).sum().backward(), host)
+
+    plain = once(two_layers())
+    cut = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    shared = once(parallelize_module(two_layers(), mesh, cut))
+    # one all-reduce: the input needs no gradient here; six products less the input's own
+    per_product = (shared - plain - latency["all_reduce"]) / 5
+    model = two_layers()
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    sharded = once(model)
+    sent = 2 * latency["all_gather"] + latency["reduce_scatter"]
+    return {"tp": max(0.0, per_product), "fsdp": max(0.0, (sharded - plain) / 2 - sent)}
 
 
 def measure_storage(folder: Path, num_bytes: int = 1 << 26) -> float:
@@ -112,6 +193,9 @@ def main() -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
     found = measure_device(device)
     found["exchange"] = measure_exchange(device) if ranks > 1 else {}
+    found["exchange_overheads"] = {"tp": 0.0, "fsdp": 0.0}
+    if ranks > 1 and not is_cuda:  # an accelerator works on while its host prepares what is next
+        found["exchange_overheads"] = measure_overheads(found["exchange"])
     found["storage_bytes_per_s"] = measure_storage(folder) if rank == 0 else 0.0
     found["ranks"] = ranks
     found["ranks_per_node"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -54,7 +54,10 @@ class PartWork:
     gradients: Growth
     """Bytes of weights' gradients that the part has added at each of these points."""
     flops: Growth
+    attention_flops: Growth
     moved_bytes: Growth
+    curved_bytes: Growth
+    """Of `moved_bytes`; see `trace.Span`."""
     num_operations: float
     num_products: float
     exchanged_bytes: dict[str, Growth]
@@ -106,7 +109,10 @@ class ModelProfile:
     def flops(self, batch: float, length: float = 1.0, tp: int = 1) -> float:
         """Of one micro-batch, forward and backward, recomputation included."""
         each = [
-            part.forward.flops.one(batch, length, tp) + part.backward.flops.one(batch, length, tp)
+            sum(
+                work.flops.one(batch, length, tp) + work.attention_flops.one(batch, length, tp)
+                for work in (part.forward, part.backward)
+            )
             for part in self.parts
         ]
         return float(sum(each[position] for position in self.shape.positions()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -52,12 +53,15 @@ class Profiler:
         shorten(model, self.shape)
         self._template = model
         self._profiles: dict[Way, ModelProfile] = {}
+        self.seconds = 0.0
+        """Spent on traces so far."""
 
     def profile(self, way: Way) -> ModelProfile:
         """The profile for one way of computing."""
         if way not in self._profiles:
+            began = time.perf_counter()
             ranks = self._ranks(way)
-            with _fake_ranks(max(ranks)):
+            with _fake_ranks(max(ranks)), _quick_collections():
                 samples = {
                     Size(batch, length, tp): self._sample(way, batch, length, tp)
                     for tp in ranks
@@ -65,6 +69,7 @@ class Profiler:
                     for batch in _BATCHES
                 }
             self._profiles[way] = profile_from(way, self.shape, samples)
+            self.seconds += time.perf_counter() - began
         return self._profiles[way]
 
     def _ranks(self, way: Way) -> tuple[int, ...]:
@@ -111,12 +116,12 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
         seen.begin(trace.backward[-1])
         total.backward()
         del total
+        seen.begin(trace.optimizer)  # some make their state at once
         optimizer = subject.optimizer(trained)
-        seen.begin(trace.optimizer)
         optimizer.step()
         first = len(trace.optimizer.live)
         optimizer.step()  # the first has made its state; what the second needs on top is the cost
-        del trace.optimizer.live[:first]
+        del trace.optimizer.live[: first - 1]
     trace.optimizer.moved_bytes /= 2  # of one step
     trace.optimizer.num_operations //= 2
     state = {id(p): _state_bytes(optimizer, p) for p in trained}
@@ -204,6 +209,17 @@ def _forget_meshes() -> None:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
+
+
+@contextmanager
+def _quick_collections() -> Iterator[None]:
+    """What was there before cannot hang on a trace: the collector need not go through all of it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

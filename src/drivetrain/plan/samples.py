@@ -24,7 +24,9 @@ class Direction:
     live: Array
     gradients: Array
     flops: float
+    attention_flops: float
     moved_bytes: float
+    curved_bytes: float
     num_operations: int
     num_products: int
     exchanged: Mapping[str, Sequence[float]]
@@ -37,7 +39,9 @@ class Direction:
             np.array(span.live, dtype=np.float64) - base,
             gradients - gradients[0] if gradients.size else gradients,
             span.flops,
+            span.attention_flops,
             span.moved_bytes,
+            span.curved_bytes,
             span.num_operations,
             span.num_products,
             dict(span.exchanged),
@@ -150,11 +154,17 @@ def _work(samples: Mapping[Size, Direction]) -> PartWork:
         kind: max(len(sample.exchanged.get(kind, ())) for sample in samples.values())
         for kind in kinds
     }
+
+    def grown(what: str) -> Growth:
+        return fit({size: np.array(getattr(sample, what)) for size, sample in samples.items()})
+
     return PartWork(
         _series({size: sample.live for size, sample in samples.items()}),
         _series({size: sample.gradients for size, sample in samples.items()}),
-        fit({size: np.array(sample.flops) for size, sample in samples.items()}),
-        fit({size: np.array(sample.moved_bytes) for size, sample in samples.items()}),
+        grown("flops"),
+        grown("attention_flops"),
+        grown("moved_bytes"),
+        grown("curved_bytes"),
         float(max(sample.num_operations for sample in samples.values())),
         float(max(sample.num_products for sample in samples.values())),
         {

@@ -102,7 +102,8 @@ class ShardedWalk:
             )
             shards_made += reduced / self._shards
             held_input = reduced
-        end = self._root + self._root_trained * (1 + 1 / self._shards)
+        # its whole weights are given back before its gradients are reduced
+        end = self._root_trained * (1 + 1 / self._shards)
         points.append((0.0, root_gradients + shards_made, end))
         return points
 

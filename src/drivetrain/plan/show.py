@@ -41,8 +41,8 @@ def _headline(plan: Plan) -> str:
     return (
         f"{plan.model}: {_billions(plan.num_parameters)} parameters on {plan.cluster} "
         f"({plan.num_devices} devices), {plan.question.global_batch_size} samples a step\n"
-        f"{plan.num_considered:,} plans considered in {plan.seconds_to_plan:.1f} s, "
-        f"{len(plan.ranked):,} fit\n"
+        f"{plan.num_considered:,} plans considered, {len(plan.ranked):,} fit; profiled in "
+        f"{plan.seconds_to_profile:.1f} s, searched in {plan.seconds_to_search:.1f} s\n"
     )
 
 

@@ -7,6 +7,7 @@ far as the device can. Pipelines: the slowest stage, and the bubble. Nothing is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -118,20 +119,33 @@ def _stage(
     forward = backward = tp = 0.0
     for index, count in counts.items():
         part = numbers[index]
-        forward += count * _seconds(part.forward, device, candidate.precision)
-        backward += count * _seconds(part.backward, device, candidate.precision)
+        is_shared = candidate.layout.tp > 1
+        forward += count * _seconds(part.forward, device, candidate.precision, is_shared=is_shared)
+        backward += count * _seconds(
+            part.backward, device, candidate.precision, is_shared=is_shared
+        )
         for kind, size, calls in (*part.forward.exchanges, *part.backward.exchanges):
             tp += count * ring.seconds(kind, size, calls)
     return _Stage(forward, backward, tp)
 
 
-def _seconds(work: WorkNumbers, device: Device, precision: str) -> float:
+def _seconds(
+    work: WorkNumbers, device: Device, precision: str, *, is_shared: bool = False
+) -> float:
     rate = device.flops.get(precision) or device.flops["fp32"]
     if device.small_product_flops and work.num_products:
         each = work.flops / work.num_products
         rate *= each / (each + device.small_product_flops)
-    busy = work.flops / rate + work.moved_bytes / device.memory_bytes_per_s
+    attention = device.attention_flops.get(precision) or device.flops.get(precision) or rate
+    curved = device.curved_bytes_per_s or device.memory_bytes_per_s
+    busy = (
+        work.flops / rate
+        + work.attention_flops / attention
+        + (work.moved_bytes - work.curved_bytes) / device.memory_bytes_per_s
+        + work.curved_bytes / curved
+    )
     calls = work.num_operations * device.operation_s
+    calls += work.num_products * device.shared_product_s * is_shared
     # an accelerator works while the host prepares what is next
     return max(busy, calls) if device.is_accelerator else busy + calls
 
@@ -146,13 +160,14 @@ def _data_exchange(
     exposed: dict[str, float] = {}
     hidden = 0.0
 
-    def beside(seconds: float, compute_s: float) -> float:
+    def beside(seconds: float, compute_s: float, pieces: float = math.inf) -> float:
+        """One of fsdp's pieces has nothing beside it: the first gather, the last reduction."""
         nonlocal hidden
-        covered = min(seconds * device.overlap, compute_s)
+        covered = min(seconds * device.overlap * (1.0 - 1.0 / pieces), compute_s)
         hidden += covered
         return seconds - covered
 
-    blocks = max(1, len(parts))
+    blocks = max(1, len(parts) - 1)  # what is before and after the blocks is one unit
     is_sharded = candidate.strategy == "fsdp" or candidate.zero_stage == 3
     if is_sharded and candidate.num_shards > 1:
         ring = ring_along(layout, cluster, "dp_shard", "cp")
@@ -160,11 +175,11 @@ def _data_exchange(
         turns = candidate.accumulation
         gather = ring.seconds("all_gather", whole * ratio, blocks)
         scatter = ring.seconds("reduce_scatter", trained, blocks)
-        if candidate.zero_stage == 3:
+        if candidate.zero_stage == 3 or layout.pp > 1:  # after each micro-batch
             scatter *= turns
-        forward = beside(turns * gather, turns * stage.forward)
-        backward = beside(turns * gather + scatter, turns * stage.backward)
-        exposed["dp_shard"] = forward + backward
+        forward = beside(turns * gather, turns * stage.forward, blocks)
+        backward = beside(turns * gather + scatter, turns * stage.backward, blocks)
+        exposed["dp_shard"] = forward + backward + turns * blocks * device.sharded_unit_s
         trained /= candidate.num_shards
     elif candidate.strategy == "deepspeed" and layout.dp_shard > 1:
         ring = ring_along(layout, cluster, "dp_shard")
@@ -175,7 +190,8 @@ def _data_exchange(
     if layout.dp_replicate > 1:
         ring = ring_along(layout, cluster, "dp_replicate")
         calls = max(1.0, trained / 25e6)
-        exposed["dp_replicate"] = beside(ring.seconds("all_reduce", trained, calls), stage.backward)
+        reduce = ring.seconds("all_reduce", trained, calls)
+        exposed["dp_replicate"] = beside(reduce, stage.backward)
     return exposed, hidden
 
 

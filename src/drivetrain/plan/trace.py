@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,8 +38,13 @@ class Span:
     begins_at: int = 0
     """`live` when the part began."""
     flops: float = 0.0
+    """Of products."""
+    attention_flops: float = 0.0
+    """Of fused attention, whose products are small."""
     moved_bytes: float = 0.0
     """Read and written by operations that are not products: what memory bandwidth limits."""
+    curved_bytes: float = 0.0
+    """Of these, by exponentials, roots and means: a processor reads faster than it does these."""
     num_operations: int = 0
     num_products: int = 0
     exchanged: dict[str, list[float]] = field(default_factory=dict)
@@ -98,24 +104,40 @@ class LiveBytes(TorchDispatchMode):
         """Let it happen, then count."""
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a tensor in parts: what it does with them is seen next
-        out = func(*args, **(kwargs or {}))
+        # what a collective has given is what is there after waiting; fake ones would be two
+        is_waiting = func._schema.name == _WAITED  # noqa: SLF001 - its only public spelling
+        out = args[0] if is_waiting else func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         is_new = [self._see(tensor) for tensor in results]
         span = self._span
         flops = flops_of(func, args, kwargs or {}, out)
-        span.flops += flops
+        name = func._schema.name  # noqa: SLF001 - its only public spelling
+        is_attention = "scaled_dot_product" in name
+        if is_attention:
+            span.attention_flops += flops
+        else:
+            span.flops += flops
         if not flops and (any(is_new) or _is_in_place(func)):
             inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            span.moved_bytes += sum(map(_bytes, inputs)) + sum(map(_bytes, results))
-        span.num_products += bool(flops)
+            moved = sum(map(_bytes, inputs)) + sum(map(_bytes, results))
+            span.moved_bytes += moved
+            span.curved_bytes += moved * _is_curved(name)
+        span.num_products += bool(flops) and not is_attention
         span.num_operations += bool(flops) or any(is_new) or _is_in_place(func)
         self._note_exchange(func, args)
-        self._note()
+        self._note(in_hand=_in_hand(func, args))
         return out
 
-    def _note(self) -> None:
-        self._span.live.append(self._live)
-        self._span.gradients.append(self._gradients)
+    def _note(self, in_hand: int = 0) -> None:
+        """Where something has changed: the number of views differs with the number of tp ranks.
+
+        `in_hand` is what the operation itself had on top, and has given back.
+        """
+        span, live = self._span, self._live + in_hand
+        if span.live and (span.live[-1], span.gradients[-1]) == (live, self._gradients):
+            return
+        span.live.append(live)
+        span.gradients.append(self._gradients)
 
     def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
         kind = _COLLECTIVES.get(func._schema.name)  # noqa: SLF001 - its only public spelling
@@ -152,6 +174,33 @@ _COLLECTIVES = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
     "_c10d_functional::all_to_all_single": "all_to_all",
 }
+
+
+_WEIGHT_OF_CONVOLUTION = {"aten::convolution": 1, "aten::convolution_backward": 2}
+
+
+def _in_hand(func: Any, args: tuple[Any, ...]) -> int:
+    """What an operation has on top while it works.
+
+    A convolution's library has weights in a layout of its own; gloo gathers into one piece of
+    memory, and copies from there.
+    """
+    if _COLLECTIVES.get(func._schema.name) == "all_gather":  # noqa: SLF001 - its only public spelling
+        return _bytes(args[0]) * int(args[1])
+    position = _WEIGHT_OF_CONVOLUTION.get(func._schema.name)  # noqa: SLF001
+    return 0 if position is None else _bytes(args[position])
+
+
+_CURVED = ("gelu", "silu", "softmax", "layer_norm", "rms_norm", "batch_norm", "tanh", "erf", "exp",
+           "sigmoid", "sqrt", "pow", "log", "sin", "cos")  # fmt: skip
+
+
+@cache
+def _is_curved(name: str) -> bool:
+    return any(word in name for word in _CURVED)
+
+
+_WAITED = "_c10d_functional::wait_tensor"
 
 
 def _is_in_place(func: Any) -> bool:

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from drivetrain.core.children import end_child
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import Layout
+from drivetrain.rehearse.beside_plan import Comparison, compare, predict_in_process
 from drivetrain.rehearse.findings import Failure, Finding, RankReport, find
 from drivetrain.rehearse.sample import Chosen, choose_ranks
 from drivetrain.rehearse.worker import Part, rehearse_rank
@@ -20,6 +21,8 @@ from drivetrain.rehearse.worker import Part, rehearse_rank
 SCRIPT = "DRIVETRAIN_REHEARSE_SCRIPT"
 _GRACE_S = 3.0
 """After a rank has failed, the others have so long to say what they saw."""
+_PLAN_S = 120.0
+"""What the planner may take longer than the ranks."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class Rehearsal:
     reports: tuple[RankReport, ...]
     findings: tuple[Finding, ...]
     seconds: float
+    beside_plan: tuple[Comparison, ...] = ()
+    """What the planner predicts of the same, figure by figure."""
+    plan_problem: str = ""
+    """Why there is no prediction."""
 
     @property
     def process_bytes(self) -> int:
@@ -70,6 +77,9 @@ def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehea
     )
     ranks: list[_Process] = []
     layout: Layout | None = None
+    foresight: _Foresight | None = None
+    compared: list[Comparison] = []
+    problem = ""
     try:
         say("finding out the layout")
         ranks.append(_Process.start(part))
@@ -82,16 +92,23 @@ def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehea
             ranks[0].connection.send(tuple(chosen))
             others = [replace(part, rank=c.rank, chosen=tuple(chosen)) for c in chosen if c.rank]
             ranks += [_Process.start(other) for other in others]
+            foresight = _Foresight.start(asked.words, layout)
             reports = _gather(ranks, chosen, asked.timeout_s, say)
+            compared, problem = foresight.compare(reports, layout)
         else:
             reports = [first]
     finally:
         for each in ranks:
             each.end()
+        if foresight is not None:
+            foresight.end()
         del os.environ[SCRIPT]
         _end_server()
     findings = find(reports, asked.device_memory_bytes)
-    return Rehearsal(asked, layout, tuple(reports), tuple(findings), time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Rehearsal(
+        asked, layout, tuple(reports), tuple(findings), seconds, tuple(compared), problem
+    )
 
 
 def _end_server() -> None:
@@ -142,6 +159,41 @@ class _Process:
 
     def _failed(self, message: str) -> RankReport:
         return RankReport(self.rank, "", failure=Failure("RuntimeError", message, None))
+
+    def end(self) -> None:
+        end_child(self.process)
+        self.connection.close()
+
+
+@dataclass
+class _Foresight:
+    """The planner, at work beside the ranks."""
+
+    process: BaseProcess
+    connection: Connection
+
+    @classmethod
+    def start(cls, words: tuple[str, ...], layout: Layout) -> _Foresight:
+        context = multiprocessing.get_context("forkserver")
+        here, there = context.Pipe()
+        process = context.Process(
+            target=predict_in_process, args=(words, layout, there), daemon=True
+        )
+        process.start()
+        there.close()
+        return cls(process, here)
+
+    def compare(
+        self, reports: Sequence[RankReport], layout: Layout
+    ) -> tuple[list[Comparison], str]:
+        """Beside what was counted; or nothing, and why."""
+        if any(report.failure for report in reports):
+            return [], ""
+        try:
+            said = self.connection.recv() if self.connection.poll(_PLAN_S) else "it took too long"
+        except EOFError:
+            said = "it ended without a word"
+        return ([], said) if isinstance(said, str) else (compare(said, reports, layout), "")
 
     def end(self) -> None:
         end_child(self.process)

@@ -20,6 +20,7 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.parallel.parts import local_parts
+from drivetrain.plan.as_in_a_run import shapes_worked_out_aside
 from drivetrain.rehearse.findings import Memory
 from drivetrain.rehearse.halfway import cutting_one_shard, moving_modules
 from drivetrain.rehearse.lines import Line, here
@@ -70,7 +71,7 @@ def rehearse_fit(
         loss=lambda model, batch: _lose(trainer.task, model, batch, tensors),
     )
     following = tensors.memory.following_resizes()
-    with tensors, following, moving_modules(), cutting_one_shard():
+    with tensors, following, moving_modules(), cutting_one_shard(), shapes_worked_out_aside():
         assembly = assemble(task, resolved, train, world)
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
         assembly.engine.meter = _Unread(world, counts=assembly.engine.spread.counts)

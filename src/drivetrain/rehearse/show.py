@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from drivetrain.core.units import readable_bytes
@@ -19,6 +20,7 @@ def lines(rehearsal: Rehearsal) -> list[str]:
     complete = [report for report in rehearsal.reports if report.failure is None]
     if complete and rehearsal.layout is not None:
         shown += ["", *_memory_table(complete), "", *_call_table(complete, rehearsal.layout)]
+    shown += _plan_table(rehearsal)
     values = {line for report in rehearsal.reports for line in report.values_read}
     for line in sorted(values, key=str):
         shown.append(f"  a value was read from a tensor, and answered with 1: {line}")
@@ -41,6 +43,8 @@ def as_dict(rehearsal: Rehearsal) -> dict[str, Any]:
         "process_bytes": rehearsal.process_bytes,
         "device_memory_bytes": rehearsal.asked.device_memory_bytes,
         "ranks": [_rank_dict(report, layout) for report in rehearsal.reports],
+        "beside_plan": [{**asdict(one), "error": one.error} for one in rehearsal.beside_plan],
+        "plan_problem": rehearsal.plan_problem,
         "findings": [_finding_dict(finding) for finding in rehearsal.findings],
     }
 
@@ -82,6 +86,20 @@ def _call_table(reports: Sequence[RankReport], layout: Layout) -> list[str]:
         on = "every rank" if len(ranks) == len(reports) else _some(ranks)
         rows.append((name, along, str(size), str(count), readable_bytes(num_bytes), on))
     return _aligned(rows, left={0, 1, 5})
+
+
+def _plan_table(rehearsal: Rehearsal) -> list[str]:
+    """What the planner predicts, beside what was counted."""
+    if rehearsal.plan_problem:
+        return ["", f"  no prediction of the planner's beside it: {rehearsal.plan_problem}"]
+    if not rehearsal.beside_plan:
+        return []
+    rows: list[tuple[str, ...]] = [("rank", "a step's", "planner predicts", "counted", "error")]
+    for one in rehearsal.beside_plan:
+        error = "" if one.error is None else f"{one.error:+.1%}"
+        sizes = (readable_bytes(round(one.predicted)), readable_bytes(round(one.counted)))
+        rows.append((str(one.rank), one.what, *sizes, error))
+    return ["", *_aligned(rows, left={1})]
 
 
 def _totals(calls: Iterable[Call], layout: Layout) -> list[tuple[str, str, int, int, int]]:

@@ -24,6 +24,7 @@ from drivetrain.rehearse.mailbox import Mailbox
 from drivetrain.rehearse.memory import LiveBytes
 
 _aten = torch.ops.aten
+_WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
 _READ = _aten._local_scalar_dense.default  # noqa: SLF001 - what .item() becomes
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
 _LARGEST_REAL = 2**20
@@ -119,6 +120,8 @@ class StandIns(TorchDispatchMode):
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         is_fake = tree_any(lambda leaf: isinstance(leaf, FakeTensor), (args, kwargs))
+        if is_fake and func is _WAIT:
+            return args[0]  # as the real one; torch's fake one would make another tensor
         if is_fake and func.namespace == "c10d":
             # not torch's fake group: that copies into each of thousands of outputs
             self._note(func, args, kwargs, None)

@@ -85,14 +85,24 @@ def summary(rows: list[Compared]) -> dict[str, float]:
     }
 
 
+def _sentence(what: str, found: dict[str, float]) -> str:
+    return (
+        f"{found['cases']:.0f} {what}: median error {found['median']:.2%}, 95th percentile "
+        f"{found['p95']:.2%}, largest {found['largest']:.2%}, furthest below {found['lowest']:.2%}"
+    )
+
+
 def report(folder: Path) -> str:
     """A table and a picture."""
     rows = compare(folder)
     found = summary(rows)
+    held_out = [row for row in rows if row.case.is_held_out]
+    blind = summary(held_out) if held_out else {}
     lines = [
-        f"{found['cases']:.0f} configurations: median error {found['median']:.2%}, 95th "
-        f"percentile {found['p95']:.2%}, largest {found['largest']:.2%}, furthest below "
-        f"{found['lowest']:.2%}",
+        _sentence("configurations", found),
+        *([_sentence("of them blind", blind)] if blind else []),
+    ]
+    lines += [
         "",
         "| configuration | predicted MiB | measured MiB | error |",
         "| --- | ---: | ---: | ---: |",
@@ -104,7 +114,7 @@ def report(folder: Path) -> str:
     ]
     text = "\n".join(lines) + "\n"
     (folder / "table.md").write_text(text)
-    (folder / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "summary.json").write_text(json.dumps({**found, "blind": blind}, indent=1) + "\n")
     _scatter(rows, folder / "scatter.png")
     return text
 

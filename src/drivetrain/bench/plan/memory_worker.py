@@ -80,22 +80,30 @@ def peak_of(profile: Any) -> float:
     return float(peak)
 
 
+def _measured(folder: Path, world_size: int) -> set[str]:
+    """Cases that every rank has measured: all ranks must leave out the same ones."""
+    paths = [folder / f"measured-{world_size}-{rank}.json" for rank in range(world_size)]
+    each = [set(json.loads(path.read_text())) if path.exists() else set() for path in paths]
+    return set.intersection(*each)
+
+
 def main() -> None:
-    """Every case of this number of ranks, or those named; one file per rank."""
+    """Every case of this number of ranks that has not been measured, or those named."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     output, names = Path(sys.argv[1]), set(sys.argv[2:])
     identity = detect()
-    found: dict[str, float | str] = {}
+    path = output / f"measured-{identity.world_size}-{identity.rank}.json"
+    found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    done = set() if names else _measured(output, identity.world_size)
     with tempfile.TemporaryDirectory() as folder:
         for case in cases():
             if case.candidate.layout.world_size != identity.world_size:
                 continue
-            if names and case.name not in names:
+            if case.name in done or (names and case.name not in names):
                 continue
             found[case.name] = measure(case, folder)
             gc.collect()
-            path = output / f"measured-{identity.world_size}-{identity.rank}.json"
             path.write_text(json.dumps(found, indent=1) + "\n")
 
 

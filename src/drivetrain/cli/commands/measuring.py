@@ -110,6 +110,14 @@ def bench_ray(output: Output = None, rounds: Rounds = 8) -> None:
     run("ray", output, rounds, 2)
 
 
+@verbs.command(name="plan-time")
+def plan_time(output: Output = None) -> None:
+    """Predicted step times next to measured ones, on links of three speeds (needs root)."""
+    from drivetrain.cli.bench import run
+
+    run("plan-time", output, 1, 2)
+
+
 @verbs.command(name="slow-link")
 def slow_link(output: Output = None) -> None:
     """Time to the same loss over slow links: tuned ddp, compressors, local SGD and DiLoCo."""

@@ -1,0 +1,52 @@
+"""What a rank of a stage hands to collectives in one step: bytes by kind and axis.
+
+Bytes are those of the whole, as everywhere: what a gather gives, what a reduce-scatter is given.
+Small ones that every strategy has beside these (counts, losses, norms) are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.numbers import part_numbers
+from drivetrain.plan.profile import ModelProfile
+from drivetrain.plan.stages import stage_parts
+
+Exchanged = dict[tuple[str, str], float]
+"""By (collective, axes)."""
+
+
+def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> Exchanged:
+    """For ddp and fsdp, with tp and pp."""
+    layout = candidate.layout
+    size = (candidate.micro_batch_size, 1.0 / layout.cp, layout.tp)
+    numbers = part_numbers(profile, *size)
+    indices = stage_parts(profile, layout.pp)[stage]
+    turns = candidate.accumulation
+    found: Exchanged = defaultdict(float)
+    for index in indices:
+        part = numbers[index]
+        for kind, num_bytes, _ in (*part.forward.exchanges, *part.backward.exchanges):
+            found[kind, "tp"] += turns * num_bytes
+    trained = sum(numbers[index].trained for index in indices)
+    if candidate.strategy == "fsdp" and candidate.num_shards > 1:
+        ratio = 1.0 if candidate.precision == "fp32" else 0.5
+        axes = "dp_shard × cp" if layout.cp > 1 else "dp_shard"
+        for index in indices:
+            # the root (what is in no block) stays whole from its forward to the end of backward,
+            # unless other micro-batches come in between
+            stays = index in (0, len(numbers) - 1) and layout.pp == 1
+            times = turns * (1 if stays else 2)
+            found["all_gather", axes] += times * numbers[index].parameters * ratio
+        # a pipeline's stages reduce after each micro-batch
+        found["reduce_scatter", axes] += trained * (turns if layout.pp > 1 else 1)
+        trained /= candidate.num_shards
+    if layout.dp_replicate > 1:
+        found["all_reduce", "dp_replicate"] += trained
+    if layout.pp > 1:
+        hidden = profile.hand_over_bytes.one(*size)
+        sides = int(stage > 0) + int(stage < layout.pp - 1)
+        for kind in ("send", "recv"):
+            found[kind, "pp"] += turns * sides * hidden
+    return {key: value for key, value in found.items() if value}

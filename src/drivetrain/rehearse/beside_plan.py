@@ -1,0 +1,140 @@
+"""The planner's prediction of what a rehearsal counts: memory and bytes of every stage.
+
+Two ways to the same figures. The planner traces one block of each kind and adds up; a rehearsal
+runs the whole step as the rank itself. Where they differ, one of them is wrong, or there is
+something (padding of shards, a short last slice) that only the rehearsal sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from drivetrain.data.batches import solve_micro_batch
+from drivetrain.parallel.layout import AXES, Layout
+from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.findings import RankReport
+from drivetrain.rehearse.sample import axes_of
+
+SMALL = 1 << 10
+"""Collectives of fewer bytes are counts, losses and norms, which the planner leaves out."""
+PEAK = "peak memory"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Per pipeline stage."""
+
+    peak_bytes: tuple[float, ...]
+    exchanged: tuple[dict[tuple[str, str], float], ...]
+    """By (collective, axes)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure, both ways."""
+
+    rank: int
+    kind: str
+    what: str
+    predicted: float
+    counted: float
+
+    @property
+    def error(self) -> float | None:
+        """Relative; None where nothing was counted."""
+        return self.predicted / self.counted - 1.0 if self.counted else None
+
+
+def predict_in_process(words: tuple[str, ...], layout: Layout, connection: Connection) -> None:
+    """A process's whole life: the script up to `Trainer.fit`, then the planner."""
+    try:
+        connection.send(predict(words, layout))
+    except Exception as error:  # a rehearsal goes on without it
+        connection.send(f"{type(error).__name__}: {error}")
+    connection.close()
+
+
+def predict(words: Sequence[str], layout: Layout) -> Prediction:
+    """What the planner says of the script's own settings."""
+    from drivetrain.plan.exchanges import exchanged_bytes
+    from drivetrain.plan.memory import stage_memory
+    from drivetrain.plan.profiling import Profiler
+    from drivetrain.plan.sources import from_script
+
+    if words[0] == "-m":
+        raise NotImplementedError("a module started with -m is not planned for")
+    found = from_script(words[0], words[1:])
+    if found.resolved is None:
+        raise AssertionError("a script has a config")
+    candidate = _candidate(solve_micro_batch(found.resolved, layout.dp).config, layout)
+    profile = Profiler(found.subject).profile(candidate.way)
+    stages = range(layout.pp)
+    return Prediction(
+        tuple(stage_memory(profile, candidate, stage).total for stage in stages),
+        tuple(exchanged_bytes(profile, candidate, stage) for stage in stages),
+    )
+
+
+def _candidate(config: Any, layout: Layout) -> Any:
+    from drivetrain.plan.candidate import Candidate
+
+    parallel = config.parallel
+    if parallel.pipeline.schedule not in ("1f1b", "gpipe"):
+        raise NotImplementedError("the planner knows the schedules 1f1b and gpipe")
+    if parallel.tensor.loss_parallel:
+        raise NotImplementedError("the planner knows no loss_parallel")
+    size = config.micro_batch_size
+    return Candidate(
+        layout,
+        parallel.strategy,
+        micro_batch_size=size,
+        accumulation=config.global_batch_size // layout.dp // size,
+        precision=config.precision.dtype,
+        recompute=config.memory.activation_checkpointing,
+        sequence_parallel=parallel.tensor.sequence_parallel,
+        offload=config.memory.offload,
+        schedule=parallel.pipeline.schedule,
+    )
+
+
+def compare(
+    prediction: Prediction, reports: Sequence[RankReport], layout: Layout
+) -> list[Comparison]:
+    """The first rehearsed rank of every stage: those at the edges have short shards."""
+    compared = []
+    for stage in range(layout.pp):
+        report = next(
+            (r for r in reports if layout.coordinates(r.rank).pp == stage and not r.failure), None
+        )
+        if report is None:
+            continue
+        peak = prediction.peak_bytes[stage]
+        figures = {PEAK: (peak, float(report.memory.peak))}
+        counted = _counted(report.in_step, layout)
+        for key in sorted({*counted, *prediction.exchanged[stage]}):
+            predicted = prediction.exchanged[stage].get(key, 0.0)
+            figures[" ".join(key)] = (predicted, counted.get(key, 0.0))
+        compared += [
+            Comparison(report.rank, report.kind, what, *both) for what, both in figures.items()
+        ]
+    return compared
+
+
+def _axes(ranks: tuple[int, ...], layout: Layout) -> str:
+    """By name also where a group is all ranks, as the planner has it."""
+    axes = axes_of(ranks, layout)
+    if axes != "all ranks":
+        return axes
+    return " × ".join(axis for axis in AXES if getattr(layout, axis) > 1)
+
+
+def _counted(calls: Sequence[Call], layout: Layout) -> dict[tuple[str, str], float]:
+    summed: dict[tuple[str, str], float] = {}
+    for call in calls:
+        if call.num_bytes >= SMALL and call.name != "broadcast":  # shapes, told once a step
+            key = (call.name, _axes(call.ranks, layout))
+            summed[key] = summed.get(key, 0.0) + call.num_bytes
+    return summed
