@@ -17,18 +17,18 @@ from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.estimate import CONTEXT_BYTES, FRAGMENTED
+from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED
+from drivetrain.plan.cost.links import Ring, ring_along
+from drivetrain.plan.cost.memory import worst_memory
+from drivetrain.plan.cost.stages import stage_parts
 from drivetrain.plan.for_launch import settings_of
-from drivetrain.plan.growth import Size, fit
-from drivetrain.plan.links import Ring, ring_along
-from drivetrain.plan.memory import worst_memory
 from drivetrain.plan.plan import make_plan
-from drivetrain.plan.profile import Way
-from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.profile.growth import Size, fit
+from drivetrain.plan.profile.model import Way
+from drivetrain.plan.profile.profiling import Profiler
+from drivetrain.plan.profile.sources import find_subject, from_script
+from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.search import Question
-from drivetrain.plan.sources import find_subject, from_script
-from drivetrain.plan.stages import stage_parts
-from drivetrain.plan.subject import Subject
 from drivetrain.train.watch.plan import compare
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from drivetrain.supervise.rendezvous import FolderRendezvous, meet_in_folder
+from drivetrain.supervise.meeting.rendezvous import FolderRendezvous, meet_in_folder
 
 
 def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ def run(asked: Asked, *, as_json: bool, picture: str | None, output: str | None)
     from rich.console import Console
 
     from drivetrain.plan.plan import make_plan
-    from drivetrain.plan.profiling import Profiler
+    from drivetrain.plan.profile.profiling import Profiler
+    from drivetrain.plan.profile.sources import find_subject
     from drivetrain.plan.show import show
-    from drivetrain.plan.sources import find_subject
 
     found = find_subject(asked.model, asked.words, asked.sequence_length)
     config = None if found.resolved is None else found.resolved.config

@@ -104,7 +104,11 @@ def traceback_line(error: str) -> Frame | None:
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
     """The script's own thread was started by our worker, or by runpy in a script's own process."""
-    scripts = [t for t in threads if t.is_in("runpy") or t.is_in("drivetrain/supervise/worker.py")]
+    scripts = [
+        t
+        for t in threads
+        if t.is_in("runpy") or t.is_in("drivetrain/supervise/processes/worker.py")
+    ]
     current = [t for t in threads if t.is_current]
     return next(iter([*scripts, *current, *threads]), None)
 

@@ -18,7 +18,7 @@ from drivetrain.launch.command import add_our_flags, parse_command
 from drivetrain.launch.inherited import budgets_of, command_of_ranks, variables_of_ranks
 from drivetrain.launch.torchrun_flags import add_torchruns_flags
 from drivetrain.record.session import COMMAND_S, NODE_SESSION
-from drivetrain.supervise.head_start import HeadStart
+from drivetrain.supervise.processes.head_start import HeadStart
 
 _UNDERSTOOD = {
     "--nproc-per-node",

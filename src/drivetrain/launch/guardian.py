@@ -21,8 +21,8 @@ from drivetrain.core.errors import Preempted
 from drivetrain.launch import node
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
 from drivetrain.supervise.account import write_closed
-from drivetrain.supervise.forking import Forked, can_fork, fork_call
-from drivetrain.supervise.worker import PARENT
+from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
+from drivetrain.supervise.processes.worker import PARENT
 
 _MOST_RESTARTS = 5
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
     from drivetrain.supervise.agent import Settings
-    from drivetrain.supervise.head_start import HeadStart
-    from drivetrain.supervise.processes import WarmProcess
+    from drivetrain.supervise.processes.head_start import HeadStart
+    from drivetrain.supervise.processes.node import WarmProcess
 
 
 _SAYS_WHERE_TO_MEET = {"--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv-backend"}
@@ -140,7 +140,7 @@ def _meeting_place(
     head_start: HeadStart | None,
 ) -> RendezvousHandler:
     """Nodes meet in the run's directory; alone there is nobody to meet; or as torchrun would."""
-    from drivetrain.supervise.rendezvous import meet_in_folder
+    from drivetrain.supervise.meeting.rendezvous import meet_in_folder
 
     if not _meets_in_folder(args, given):
         return _as_torchrun(config)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from drivetrain.core.errors import ConfigError, DrivetrainError
 from drivetrain.launch.early import start_early
-from drivetrain.supervise.processes import WarmProcess, adopt_orphans
-from drivetrain.supervise.worker import die_with_parent
+from drivetrain.supervise.processes.node import WarmProcess, adopt_orphans
+from drivetrain.supervise.processes.worker import die_with_parent
 
 
 def run(words: Sequence[str]) -> None:

@@ -111,7 +111,7 @@ def _first_folder() -> str:
 def _this_script() -> list[str]:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    worker = [sys.executable, "-m", "drivetrain.supervise.worker"]
+    worker = [sys.executable, "-m", "drivetrain.supervise.processes.worker"]
     if "pytest" in sys.modules or (spec is None and not hasattr(main, "__file__")):
         raise EnvironmentProblem(
             [

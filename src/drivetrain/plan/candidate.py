@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drivetrain.parallel.layout import Layout
-from drivetrain.plan.profile import PrecisionName, Recompute, Way
+from drivetrain.plan.profile.model import PrecisionName, Recompute, Way
 
 StrategyName = Literal["ddp", "fsdp", "deepspeed"]
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from drivetrain.cluster.file import load_cluster
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.plan.plan import Plan, make_plan
-from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.profile.profiling import Profiler
+from drivetrain.plan.profile.sources import from_script
 from drivetrain.plan.search import Question
 from drivetrain.plan.show import show
-from drivetrain.plan.sources import from_script
 
 PLAN_VARIABLE = "DRIVETRAIN_PLAN"
 WATCH = "drivetrain.train.watch.plan:PlanWatch"

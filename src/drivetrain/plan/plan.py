@@ -11,11 +11,11 @@ from typing import Any
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.core.files import write_whole
-from drivetrain.plan.estimate import Estimate
-from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.cost.estimate import Estimate
+from drivetrain.plan.cost.timing import assumptions
+from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.reasons import kind_of, what_would_change_it, why_best, why_not
 from drivetrain.plan.search import Question, search
-from drivetrain.plan.timing import assumptions
 
 # What was seen when predictions were held against measurements; docs/planning.md
 MEMORY_ERROR = "92 configurations on a CPU: median 0.0%, 95th percentile 5.6%; no GPU was measured"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.core.extras import require
-from drivetrain.plan.estimate import Estimate
+from drivetrain.plan.cost.estimate import Estimate
 from drivetrain.plan.plan import Plan
 from drivetrain.plan.show import distinct
 

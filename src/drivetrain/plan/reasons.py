@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from drivetrain.cluster.description import Cluster, Link
 from drivetrain.core.units import readable_bytes
-from drivetrain.plan.estimate import Estimate, estimate, memory_limit
-from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.cost.estimate import Estimate, estimate, memory_limit
+from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.search import Answer, Objective
 
 _MANY = 40

@@ -16,9 +16,9 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate, StrategyName
-from drivetrain.plan.estimate import Estimate, estimate, memory_limit
-from drivetrain.plan.profile import PrecisionName, Recompute
-from drivetrain.plan.profiling import Profiler
+from drivetrain.plan.cost.estimate import Estimate, estimate, memory_limit
+from drivetrain.plan.profile.model import PrecisionName, Recompute
+from drivetrain.plan.profile.profiling import Profiler
 
 Objective = Literal["fastest", "cheapest", "fewest"]
 _NEAREST = 60

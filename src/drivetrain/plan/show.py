@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from drivetrain.core.units import readable_bytes, readable_duration, readable_rate
-from drivetrain.plan.estimate import Estimate
+from drivetrain.plan.cost.estimate import Estimate
 from drivetrain.plan.plan import Plan
 
 if TYPE_CHECKING:

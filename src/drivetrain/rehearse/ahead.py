@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drivetrain.rehearse.worker
-from drivetrain.supervise.worker import import_ahead
+from drivetrain.supervise.processes.worker import import_ahead
 
 __all__ = ["drivetrain"]
 

@@ -59,10 +59,10 @@ def predict_in_process(words: tuple[str, ...], layout: Layout, connection: Conne
 
 def predict(words: Sequence[str], layout: Layout) -> Prediction:
     """What the planner says of the script's own settings."""
-    from drivetrain.plan.exchanges import exchanged_bytes
-    from drivetrain.plan.memory import stage_memory
-    from drivetrain.plan.profiling import Profiler
-    from drivetrain.plan.sources import from_script
+    from drivetrain.plan.cost.exchanges import exchanged_bytes
+    from drivetrain.plan.cost.memory import stage_memory
+    from drivetrain.plan.profile.profiling import Profiler
+    from drivetrain.plan.profile.sources import from_script
 
     if words[0] == "-m":
         raise NotImplementedError("a module started with -m is not planned for")

@@ -20,7 +20,7 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.parallel.parts import local_parts
-from drivetrain.plan.as_in_a_run import shapes_worked_out_aside
+from drivetrain.plan.profile.as_in_a_run import shapes_worked_out_aside
 from drivetrain.rehearse.findings import Memory
 from drivetrain.rehearse.halfway import cutting_one_shard, moving_modules
 from drivetrain.rehearse.lines import Line, here

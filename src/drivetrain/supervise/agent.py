@@ -49,15 +49,15 @@ from drivetrain.record.session import (
     read_progress,
 )
 from drivetrain.supervise.account import Account, write_end
-from drivetrain.supervise.environment import rank_environment
 from drivetrain.supervise.failure import RankFailure, root_cause
-from drivetrain.supervise.head_start import ASKS, HeadStart
 from drivetrain.supervise.lighthouse import ADDRESS, LIVE, Lighthouse
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
+from drivetrain.supervise.meeting.rendezvous import FolderRendezvous
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, Budgets, End, Kind, decide
-from drivetrain.supervise.processes import Node, WarmProcess
-from drivetrain.supervise.rendezvous import FolderRendezvous
+from drivetrain.supervise.processes.environment import rank_environment
+from drivetrain.supervise.processes.head_start import ASKS, HeadStart
+from drivetrain.supervise.processes.node import Node, WarmProcess
 from drivetrain.supervise.report import lost_replica, paragraph, stopped, with_verdict
 from drivetrain.supervise.resources import ResourceWatch
 from drivetrain.supervise.stall import Patience, Stall, StallWatch

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from drivetrain.supervise.worker import STDERR, STDOUT
+from drivetrain.supervise.processes.worker import STDERR, STDOUT
 
 _STREAMS = ((Std.OUT, STDOUT, "stdout"), (Std.ERR, STDERR, "stderr"))
 

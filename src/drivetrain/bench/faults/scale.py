@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.record.session import Phase, ProgressPage, page_path, read_progress
-from drivetrain.supervise.rendezvous import meet_in_folder
+from drivetrain.supervise.meeting.rendezvous import meet_in_folder
 from drivetrain.supervise.stall import Patience, StallWatch
 
 _STEP_S = 0.5

@@ -19,8 +19,8 @@ from drivetrain.bench.plan.cases import Case, cases
 def predict(folder: Path) -> None:
     """Every case, on fake tensors."""
     from drivetrain.bench.plan.models import subject_of
-    from drivetrain.plan.memory import worst_memory
-    from drivetrain.plan.profiling import Profiler
+    from drivetrain.plan.cost.memory import worst_memory
+    from drivetrain.plan.profile.profiling import Profiler
 
     profilers: dict[tuple[str, str], Profiler] = {}
     found = {}

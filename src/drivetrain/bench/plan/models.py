@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.core.extras import require
-from drivetrain.plan.resnet import ResNet50
-from drivetrain.plan.subject import Subject
+from drivetrain.plan.profile.resnet import ResNet50
+from drivetrain.plan.profile.subject import Subject
 
 VOCABULARY, LENGTH, WIDTH, LAYERS = 1024, 128, 256, 4
 

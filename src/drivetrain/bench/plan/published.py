@@ -21,10 +21,10 @@ from drivetrain.bench.plan.reports import DECODERS, H100_500W, REPORTS, Report
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.file import ClusterFile, cluster_from
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.estimate import estimate
-from drivetrain.plan.profiling import Profiler
-from drivetrain.plan.sources import from_architecture
-from drivetrain.plan.subject import Subject, token_batch
+from drivetrain.plan.cost.estimate import estimate
+from drivetrain.plan.profile.profiling import Profiler
+from drivetrain.plan.profile.sources import from_architecture
+from drivetrain.plan.profile.subject import Subject, token_batch
 
 
 def _cluster(device: str, num_devices: int) -> Cluster:

@@ -139,7 +139,7 @@ def predict(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 def _profiler(model: str) -> Any:
     """The same at every place."""
     from drivetrain.bench.plan.models import subject_of
-    from drivetrain.plan.profiling import Profiler
+    from drivetrain.plan.profile.profiling import Profiler
 
     return Profiler(subject_of(model, "adamw"))
 

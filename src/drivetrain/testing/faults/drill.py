@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drivetrain.supervise.processes import adopt_orphans
+from drivetrain.supervise.processes.node import adopt_orphans
 from drivetrain.testing.faults.audit import (
     StepIds,
     checkpoint_problems,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.record.session import Progress, read_progress
-from drivetrain.supervise.forking import Forked
+from drivetrain.supervise.processes.forking import Forked
 from drivetrain.supervise.testimony import kernel_state
 from drivetrain.testing.faults.hooks import FOLDER
 from drivetrain.testing.faults.template import Template

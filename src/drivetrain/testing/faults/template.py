@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.supervise.forking import Forked, fork_away
+from drivetrain.supervise.processes.forking import Forked, fork_away
 from drivetrain.testing.hosts import Host
 
 _MOST_BYTES = 1 << 18

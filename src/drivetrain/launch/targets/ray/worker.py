@@ -22,7 +22,7 @@ from drivetrain.launch.targets.ray.failures import ScriptFailed
 from drivetrain.record.session import RUN_DIR, SESSION, TRAINS, read_progress
 from drivetrain.record.stop_request import ask_to_stop
 from drivetrain.supervise.policy import PREEMPTED_CODE
-from drivetrain.supervise.worker import run_words
+from drivetrain.supervise.processes.worker import run_words
 
 STOP_FILE = "stop"
 STOPPED = "stopped"

@@ -2,7 +2,7 @@
 
     members:
       - host: node-a
-        command: [ssh, -T, node-a, "cd /work && exec python -m drivetrain.launch.leash …"]
+        command: [ssh, -T, node-a, "cd /code && python -m drivetrain.launch.conducting.leash …"]
 
 The conductor does what this file says and nothing else; it is what `--dry-run` prints.
 """
@@ -61,4 +61,4 @@ def on_leash(job: Job, python: str, *more_flags: str) -> list[str]:
 
 
 def _leash(python: str) -> Sequence[str]:
-    return python, "-m", "drivetrain.launch.leash"
+    return python, "-m", "drivetrain.launch.conducting.leash"

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.numbers import PartNumbers, part_numbers
-from drivetrain.plan.profile import ModelProfile
-from drivetrain.plan.sharded_memory import ShardedWalk
-from drivetrain.plan.stages import stage_parts
+from drivetrain.plan.cost.sharded_memory import ShardedWalk
+from drivetrain.plan.cost.stages import stage_parts
+from drivetrain.plan.profile.model import ModelProfile
+from drivetrain.plan.profile.numbers import PartNumbers, part_numbers
 
 
 @dataclass(frozen=True)

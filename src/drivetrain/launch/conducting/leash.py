@@ -1,4 +1,4 @@
-"""`drivetrain train` on a leash: `python -m drivetrain.launch.leash WORDS…`.
+"""`drivetrain train` on a leash: `python -m drivetrain.launch.conducting.leash WORDS…`.
 
 Who started it, over ssh or on the same machine, holds its standard input. A line there, or its end,
 asks the run to save and stop; so when the starter is gone, or the connection to it, nothing is left

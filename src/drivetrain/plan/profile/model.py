@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from drivetrain.plan.growth import Growth
-from drivetrain.plan.shape import Shape
+from drivetrain.plan.profile.growth import Growth
+from drivetrain.plan.profile.shape import Shape
 
 Recompute = Literal["none", "selective", "full"]
 PrecisionName = Literal["fp32", "bf16", "fp16"]

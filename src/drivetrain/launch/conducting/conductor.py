@@ -1,6 +1,6 @@
 """The conductor: starts each member of a job, starts a lost one again, ends them together.
 
-    python -m drivetrain.launch.conductor RUN_DIR
+    python -m drivetrain.launch.conducting.conductor RUN_DIR
 
 It stays at the desk, in the background, as long as the job runs, holds a lock in the run's
 directory meanwhile, and writes down there how the job ended. The members' supervisors decide about
@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.core.files import write_whole
-from drivetrain.launch.conductor_lock import hold
-from drivetrain.launch.member import FILE, LOGS, Member, read_members
+from drivetrain.launch.conducting.lock import hold
+from drivetrain.launch.conducting.member import FILE, LOGS, Member, read_members
 
 END = "conductor-end.json"
 

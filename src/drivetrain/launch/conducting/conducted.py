@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from drivetrain.core.errors import DrivetrainError
-from drivetrain.launch.conductor import END, RESUME_ME
-from drivetrain.launch.conductor_lock import holder
+from drivetrain.launch.conducting.conductor import END, RESUME_ME
+from drivetrain.launch.conducting.lock import holder
+from drivetrain.launch.conducting.member import FILE as MEMBERS
+from drivetrain.launch.conducting.member import LOGS, read_members
 from drivetrain.launch.job import Job
-from drivetrain.launch.member import FILE as MEMBERS
-from drivetrain.launch.member import LOGS, read_members
 from drivetrain.launch.tail import tail
 from drivetrain.launch.target import State, Status
 
@@ -47,7 +47,7 @@ def start(job: Job) -> str:
     (run_dir / LOGS).mkdir(exist_ok=True)
     with (run_dir / LOGS / "conductor.txt").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "drivetrain.launch.conductor", str(run_dir)],
+            [sys.executable, "-m", "drivetrain.launch.conducting.conductor", str(run_dir)],
             cwd=job.working_dir,
             stdin=subprocess.DEVNULL,
             stdout=output,

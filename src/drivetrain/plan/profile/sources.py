@@ -21,8 +21,8 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.extras import require
 from drivetrain.core.intercept import Intercepted, intercepting
-from drivetrain.plan.resnet import ResNet50
-from drivetrain.plan.subject import Subject, causal_lm_loss, token_batch
+from drivetrain.plan.profile.resnet import ResNet50
+from drivetrain.plan.profile.subject import Subject, causal_lm_loss, token_batch
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _from_import(said: str) -> Subject:
     finally:
         sys.path.pop(0)
     if not isinstance(made, Subject):
-        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.subject.Subject"
+        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.profile.subject.Subject"
         raise ConfigError([Problem("MODEL", rule, "return a Subject", said)])
     return made
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.numbers import part_numbers
-from drivetrain.plan.profile import ModelProfile
-from drivetrain.plan.stages import stage_parts
+from drivetrain.plan.cost.stages import stage_parts
+from drivetrain.plan.profile.model import ModelProfile
+from drivetrain.plan.profile.numbers import part_numbers
 
 Exchanged = dict[tuple[str, str], float]
 """By (collective, axes)."""

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.record.session import SESSION, page_path
-from drivetrain.supervise import warm
-from drivetrain.supervise.forking import Forked, can_fork, fork_call
+from drivetrain.supervise.processes import warm
+from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
+from drivetrain.supervise.processes.warm import MOST_BYTES, READY, SOCKET
+from drivetrain.supervise.processes.worker import CONTROL, PARENT, WARM
 from drivetrain.supervise.testimony import Bench, Testimony, hear
-from drivetrain.supervise.warm import MOST_BYTES, READY, SOCKET
-from drivetrain.supervise.worker import CONTROL, PARENT, WARM
 
 _BACK_OFF_S = 10.0
 
@@ -209,7 +209,13 @@ class Node:
             own[WARM] = "1"
         command = self._command
         if self._is_python:
-            command = [sys.executable, "-u", "-m", "drivetrain.supervise.worker", *command]
+            command = [
+                sys.executable,
+                "-u",
+                "-m",
+                "drivetrain.supervise.processes.worker",
+                *command,
+            ]
         process = subprocess.Popen(
             command,
             env={**os.environ, **own, **(environment or {})},
@@ -236,7 +242,7 @@ class WarmProcess:
             self._process = fork_call(warm.main, environment)
         else:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "drivetrain.supervise.warm", *script],
+                [sys.executable, "-u", "-m", "drivetrain.supervise.processes.warm", *script],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 
-from drivetrain.supervise import worker
-from drivetrain.supervise.forking import fork_away
+from drivetrain.supervise.processes import worker
+from drivetrain.supervise.processes.forking import fork_away
 
 SOCKET = "DRIVETRAIN_WARM_FD"
 READY, UNFIT = b"R", b"U"
@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 17
 
 
 def main() -> None:
-    """`python -m drivetrain.supervise.warm [SCRIPT]`: the script's libraries are imported too."""
+    """`python -m drivetrain.supervise.processes.warm [SCRIPT]`: a script's libraries, too."""
     line = socket.socket(fileno=int(os.environ.pop(SOCKET)))
     supervisor = int(os.environ[worker.PARENT])
     worker.die_with_parent()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.record.session import COMMAND_S, LAUNCHED_S
-from drivetrain.supervise.processes import Node
+from drivetrain.supervise.processes.node import Node
 
 ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """What asks a supervisor to have its ranks save and stop."""

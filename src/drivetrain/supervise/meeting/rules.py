@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousStateHolder,
 )
 
-from drivetrain.supervise.meeting_folder import Head, MeetingFolder
+from drivetrain.supervise.meeting.folder import Head, MeetingFolder
 
 _LOOK_S = 1.0
 _WAITS = (_Action.SYNC, _Action.KEEP_ALIVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from drivetrain.parallel.pipeline.split import balanced_stages
-from drivetrain.plan.profile import ModelProfile
+from drivetrain.plan.profile.model import ModelProfile
 
 
 def stage_parts(profile: ModelProfile, num_stages: int) -> list[tuple[int, ...]]:

@@ -26,13 +26,13 @@ from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.dtypes import COMPUTE_DTYPES
 from drivetrain.parallel.recompute import recompute_blocks
-from drivetrain.plan.as_in_a_run import as_in_a_run
-from drivetrain.plan.growth import Size
-from drivetrain.plan.profile import ModelProfile, Way
-from drivetrain.plan.samples import Sample, profile_from
-from drivetrain.plan.shape import Shape, shape_of, shorten
-from drivetrain.plan.subject import Subject
-from drivetrain.plan.trace import LiveBytes, following_parts
+from drivetrain.plan.profile.as_in_a_run import as_in_a_run
+from drivetrain.plan.profile.growth import Size
+from drivetrain.plan.profile.model import ModelProfile, Way
+from drivetrain.plan.profile.samples import Sample, profile_from
+from drivetrain.plan.profile.shape import Shape, shape_of, shorten
+from drivetrain.plan.profile.subject import Subject
+from drivetrain.plan.profile.trace import LiveBytes, following_parts
 
 # two batches give the slope; two are the least that no layer treats as a special case
 _BATCHES = (2, 4)

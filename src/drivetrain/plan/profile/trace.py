@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from drivetrain.plan.flops import flops_of
+from drivetrain.plan.profile.flops import flops_of
 
 _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 

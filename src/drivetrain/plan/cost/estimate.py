@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.memory import Memory, stage_memory, without_offloaded
-from drivetrain.plan.profile import Way
-from drivetrain.plan.profiling import Profiler
-from drivetrain.plan.timing import StepTime, step_time
-from drivetrain.plan.zero_memory import zero_memory
+from drivetrain.plan.cost.memory import Memory, stage_memory, without_offloaded
+from drivetrain.plan.cost.timing import StepTime, step_time
+from drivetrain.plan.cost.zero_memory import zero_memory
+from drivetrain.plan.profile.model import Way
+from drivetrain.plan.profile.profiling import Profiler
 
 # Not in any trace: the driver's context, communication buffers, and what a caching allocator cannot
 # use because it lies in pieces. Not measured (there was no GPU); round, and on the safe side.

@@ -16,10 +16,10 @@ from drivetrain.cluster.description import Cluster, Device
 from drivetrain.config.schema import Pipeline
 from drivetrain.parallel.pipeline.schedules import bubble
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.links import neighbours_along, ring_along
-from drivetrain.plan.numbers import PartNumbers, WorkNumbers, part_numbers
-from drivetrain.plan.profile import ModelProfile
-from drivetrain.plan.stages import stage_parts
+from drivetrain.plan.cost.links import neighbours_along, ring_along
+from drivetrain.plan.cost.stages import stage_parts
+from drivetrain.plan.profile.model import ModelProfile
+from drivetrain.plan.profile.numbers import PartNumbers, WorkNumbers, part_numbers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drivetrain.plan.numbers import PartNumbers
+from drivetrain.plan.profile.numbers import PartNumbers
 
 Point = tuple[float, float, float]
 """(activations, gradients, gathered)"""

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from drivetrain.plan.growth import Array, Growth, Size, fit
-from drivetrain.plan.profile import ModelProfile, PartProfile, PartSizes, PartWork, Way
-from drivetrain.plan.shape import Shape
-from drivetrain.plan.trace import Span, StepTrace
+from drivetrain.plan.profile.growth import Array, Growth, Size, fit
+from drivetrain.plan.profile.model import ModelProfile, PartProfile, PartSizes, PartWork, Way
+from drivetrain.plan.profile.shape import Shape
+from drivetrain.plan.profile.trace import Span, StepTrace
 
 _SIZES = ("parameters", "trained", "optimizer", "buffers", "num_parameters", "num_weights")
 

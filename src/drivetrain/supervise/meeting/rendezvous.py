@@ -28,8 +28,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drivetrain.core.files import write_whole
-from drivetrain.supervise.meeting_folder import FINISHED, MeetingFolder
-from drivetrain.supervise.meeting_rules import ListOfNodes, Orderly
+from drivetrain.supervise.meeting.folder import FINISHED, MeetingFolder
+from drivetrain.supervise.meeting.rules import ListOfNodes, Orderly
 
 _POLL_S = 0.02
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from drivetrain.plan.profile import ModelProfile, PartProfile, PartWork
+from drivetrain.plan.profile.model import ModelProfile, PartProfile, PartWork
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _NEEDED = (
 
 
 def main() -> None:
-    """`python -m drivetrain.supervise.worker SCRIPT ARGS…` or `… -m MODULE ARGS…`."""
+    """`python -m drivetrain.supervise.processes.worker SCRIPT ARGS…` or `… -m MODULE ARGS…`."""
     words = sys.argv[1:]
     die_with_parent()
     if os.environ.pop(WARM, None):

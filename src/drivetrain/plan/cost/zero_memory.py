@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.memory import Memory, stage_memory, without_offloaded
-from drivetrain.plan.profile import ModelProfile
+from drivetrain.plan.cost.memory import Memory, stage_memory, without_offloaded
+from drivetrain.plan.profile.model import ModelProfile
 
 # DeepSpeed's default buckets for reducing gradients and gathering weights: 5e8 elements, but never
 # more than there are

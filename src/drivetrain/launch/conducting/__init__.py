@@ -1,0 +1,1 @@
+"""Runs without a scheduler: a conductor at the desk starts each host's part."""

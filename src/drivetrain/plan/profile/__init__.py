@@ -1,0 +1,1 @@
+"""What a training step of a model takes, found on fake tensors."""

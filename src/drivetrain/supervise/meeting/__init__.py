@@ -1,0 +1,1 @@
+"""Nodes meet in a folder, which does not die with the first of them."""
