@@ -222,8 +222,8 @@ def test_a_spike_is_found_and_a_noisy_loss_is_not() -> None:
 
 
 def own_times(slow: int | None, excess: float, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Four ranks, 100 steps of 50 ms with 2 % of noise; one is slower from step 50 on."""
-    times = np.random.default_rng(seed).normal(0.05, 0.001, (4, 100))
+    """Four ranks, 160 steps of 50 ms with 2 % of noise; one is slower from step 50 on."""
+    times = np.random.default_rng(seed).normal(0.05, 0.001, (4, 160))
     if slow is not None:
         times[slow, 50:] *= 1 + excess
     return times
@@ -236,7 +236,7 @@ def test_a_slow_rank_is_found_within_ten_steps(excess: float) -> None:
     assert [int(rank) for rank in np.flatnonzero(slow.any(axis=1))] == [2]
     first_end = int(np.flatnonzero(slow[2])[0]) + straggler.WINDOW - 1
     assert first_end < 60
-    lags = straggler.find_lags(times, np.zeros_like(times), times + 0.01, np.arange(1.0, 101))
+    lags = straggler.find_lags(times, np.zeros_like(times), times + 0.01, np.arange(1.0, 161))
     assert [lag.rank for lag in lags] == [2]
     assert lags[0].excess == pytest.approx(excess, abs=0.02)
     assert not lags[0].data_share
@@ -255,7 +255,7 @@ def test_a_rank_that_became_slow_late_counts_and_one_that_was_so_for_a_moment_do
     assert [(lag.rank, lag.is_persistent, lag.steps[1]) for lag in found(late)] == [(1, True, 1000)]
     assert found(late)[0].steps[0] == pytest.approx(881, abs=straggler.WINDOW // 2)
     assert not found(passing)
-    passing[1, 500:800] *= 1.2
+    passing[1, 500:800] *= 1.5
     assert [(lag.rank, lag.is_persistent) for lag in found(passing)] == [(1, False)]
 
 
@@ -274,7 +274,7 @@ def test_shares_above_their_limit_are_findings() -> None:
 
     assert not bottleneck.findings(laps(compute_s=0.05, data_wait_s=0.001, communication_s=0.01))
     found = bottleneck.findings(laps(compute_s=0.05, data_wait_s=0.05, checkpoint_s=0.02))
-    assert [finding.kind for finding in found] == [Kind.DATA_BOUND, Kind.CHECKPOINT_BOUND]
+    assert [finding[1].kind for finding in found] == [Kind.DATA_BOUND, Kind.CHECKPOINT_BOUND]
 
 
 def test_communication_beyond_waiting_for_the_slowest_rank_counts_as_the_networks() -> None:

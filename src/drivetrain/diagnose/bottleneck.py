@@ -68,8 +68,8 @@ _LIMITS = {"data": 0.15, "communication": 0.35, "checkpoint": 0.10, "between": 0
 """From which share on it is a finding."""
 
 
-def findings(laps: Laps) -> list[Finding]:
-    """What the run's steps spend too much of their time on; the largest share first."""
+def findings(laps: Laps) -> list[tuple[float, Finding]]:
+    """What the run's steps spend too much of their time on, each with its share of it."""
     measured = shares(laps)
     lap_s = float(np.median(laps.lap_s))
     found = []
@@ -94,7 +94,7 @@ def findings(laps: Laps) -> list[Finding]:
                     ),
                 )
             )
-    return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
+    return found
 
 
 _WORDS = {

@@ -30,8 +30,10 @@ def findings(run: RunReading) -> list[Finding]:
         steps, laps, ranks = read_laps(run, attempt)
         if len(steps) >= _FEWEST_STEPS:
             crowded = _oversubscribed(attempt)
-            slow = crowded or _stragglers(attempt, steps, laps, ranks)
-            return [*slow, *bottleneck.findings(laps)]
+            slow = [] if crowded else _stragglers(attempt, steps, laps, ranks)
+            # where all wait for data, one waits a little longer: what costs more comes first
+            weighed = sorted([*slow, *bottleneck.findings(laps)], key=lambda pair: -pair[0])
+            return [*crowded, *(finding for _, finding in weighed)]
     return []
 
 
@@ -59,16 +61,19 @@ def _oversubscribed(attempt: PastAttempt) -> list[Finding]:
 
 def _stragglers(
     attempt: PastAttempt, steps: Array, laps: Laps, ranks: Sequence[int]
-) -> list[Finding]:
+) -> list[tuple[float, Finding]]:
     lags = straggler.find_lags(laps.own_s, laps.data_wait_s, laps.lap_s, steps)
     resources: Mapping[str, Any] = attempt.end.get("resources") or {}
     hosts: Mapping[str, str] = attempt.end.get("hosts") or {}
     return [
-        straggler.as_finding(
-            lag,
-            rank := ranks[lag.rank],
-            str(hosts.get(str(rank), attempt.host)),
-            (resources.get(str(rank)) or {}).get("starved_share"),
+        (
+            lag.cost,
+            straggler.as_finding(
+                lag,
+                rank := ranks[lag.rank],
+                str(hosts.get(str(rank), attempt.host)),
+                (resources.get(str(rank)) or {}).get("starved_share"),
+            ),
         )
         for lag in lags
     ]

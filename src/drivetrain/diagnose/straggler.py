@@ -22,8 +22,9 @@ EXCESS = 0.05
 """A rank that takes less than this longer than the others is not slow."""
 _SLOWEST_IN = 0.8
 """Of a window's steps."""
-_WORTH = 0.03
-"""Share of the run's time that it must cost to be a finding."""
+_WORTH, _WORTH_IN_PASSING = 0.04, 0.08
+"""Share of the run's time that it must cost to be a finding; more, if it is over: the processors of
+a shared machine lose a quarter of their pace for a second or two, now one and now another."""
 _SURE_STEPS = 100
 """From here on what a rank costs is counted from when it became slow, not over the whole run."""
 _CLIP = 0.5
@@ -81,7 +82,12 @@ def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> l
         lag = _lag(int(rank), stretch, own_s, data_wait_s, lap_s)
         first, last = steps[stretch][0], steps[stretch][-1]
         found.append(replace(lag, steps=(int(first), int(last))))
-    return sorted((lag for lag in found if lag.cost >= _WORTH), key=lambda lag: -lag.cost)
+    return sorted(filter(_is_worth_it, found), key=lambda lag: -lag.cost)
+
+
+def _is_worth_it(lag: Lag) -> bool:
+    worth = _WORTH if lag.is_persistent else _WORTH_IN_PASSING
+    return lag.excess > EXCESS and lag.cost >= worth
 
 
 def dearest_stretch(excess: Array) -> slice:
@@ -101,7 +107,7 @@ def _lag(rank: int, stretch: slice, own_s: Array, data_wait_s: Array, lap_s: Arr
     lost_s = [_waited_for(each, here_s) for each in (rank, *_some_others(rank, len(own_s)))]
     # chance makes somebody the last in every step: what that costs is not this rank's doing
     net_s = lost_s[0] - float(np.mean(lost_s[1:]))
-    lasts = stretch.stop > own_s.shape[1] - WINDOW
+    lasts = stretch.stop > own_s.shape[1] - 2 * WINDOW
     # one that still is slow will cost the rest of the run what it costs now
     counts = stretch if lasts and here_s.shape[1] >= _SURE_STEPS else slice(None)
     more_data_s = data_wait_s[rank, stretch] - np.median(_without(data_wait_s, rank, stretch), 0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 
 from drivetrain.bench.steps.bitwise_worker import paced, prepared
@@ -48,6 +49,7 @@ def all_sinks() -> tuple[str, ...]:
 def measure(num_rounds: int, beside: dict[str, list[float]]) -> dict[str, dict[str, list[float]]]:
     """Seconds per step of each arm, round by round; `beside`: of the threads beside that."""
     workload = transformer()
+    torch.set_num_threads(1)  # or most of what is used beside the training would be the training's
     with tempfile.TemporaryDirectory() as folder:
         arms = {
             "off": Arm(workload, folder, None),
