@@ -47,6 +47,7 @@ def test_resnet_50_on_8_devices_is_copied() -> None:
     assert "fits, but takes" in plan.why_not["fsdp"]
 
 
+@pytest.mark.long
 def test_gpt2_xl_on_4_devices_is_sharded() -> None:
     """The matrix: FSDP with full sharding, too large for a copy on each."""
     plan = plan_for(from_architecture("gpt2-xl"), "a10:4", 32)
