@@ -42,11 +42,12 @@ def test_resnet_50_on_8_devices_is_copied() -> None:
         from_architecture("resnet-50"),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     )
-    plan = plan_for(resnet, "a100-40:8", 512)
+    plan = plan_for(resnet, "a100-40:8", 512, strategies=("ddp", "fsdp"))
     assert best_kind(plan) == "ddp"
     assert "fits, but takes" in plan.why_not["fsdp"]
 
 
+@pytest.mark.long
 def test_gpt2_xl_on_4_devices_is_sharded() -> None:
     """The matrix: FSDP with full sharding, too large for a copy on each."""
     plan = plan_for(from_architecture("gpt2-xl"), "a10:4", 32)
