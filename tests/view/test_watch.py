@@ -85,10 +85,13 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     make_run(tmp_path / "run", MadeRun(8, 60, has_failure=False))
+    # tests that were started in the background ignore it, and what they start would, too
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     made = Terminal(tmp_path / "run", 80, 24)
     made.see("q quits")
     yield made
     made.close()
+    signal.signal(signal.SIGINT, before)
 
 
 def assert_given_back(terminal: Terminal) -> None:
