@@ -55,6 +55,7 @@ def test_a_bug_is_named_in_the_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_script_that_parts_from_itself_is_certified_as_far_as_it_can_tell(tmp_path: Path) -> None:
     script = str(ROOT / "tests" / "parity" / "chaotic.py")
     code, output = verify(tmp_path, script, "--layouts", "ddp:2", "--steps", "20")
@@ -64,6 +65,7 @@ def test_a_script_that_parts_from_itself_is_certified_as_far_as_it_can_tell(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_layout_that_cannot_be_run_fails_with_its_own_words(tmp_path: Path) -> None:
     layouts = "parallel.strategy=nonsense@2"
     code, output = verify(tmp_path, SCRIPT, "--layouts", layouts, "--steps", "3")

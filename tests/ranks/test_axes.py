@@ -17,8 +17,7 @@ from tests.ranks.training import largest_deviation
 STEPS = 10
 CORE = {
     2: {
-        "gpt": ["tp+sp", "tp+loss", "cp", "pp 1f1b", "pp interleaved", "pp zbv"],
-        "resnet": ["pp gpipe"],
+        "gpt": ["tp+sp", "cp", "pp 1f1b", "pp zbv"],
         "hf_gpt2": ["pp 1f1b"],
         "hf_llama": ["tp", "pp zero bubble"],
     },

@@ -127,8 +127,17 @@ FSDP = {"strategy": "fsdp"}
     "changes",
     [
         {"1-ddp": [ZERO["1"], DDP], "2-fsdp": [ZERO["2"], FSDP], "3-ddp": [ZERO["3"], DDP]},
-        {"ddp-1": [DDP, ZERO["1"]], "fsdp-2": [FSDP, ZERO["2"]], "ddp-3": [DDP, ZERO["3"]]},
-        {"offload": [ZERO["3 offload"], ZERO["2 offload"]], "2-3": [ZERO["2"], ZERO["3 offload"]]},
+        pytest.param(
+            {"ddp-1": [DDP, ZERO["1"]], "fsdp-2": [FSDP, ZERO["2"]], "ddp-3": [DDP, ZERO["3"]]},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {
+                "offload": [ZERO["3 offload"], ZERO["2 offload"]],
+                "2-3": [ZERO["2"], ZERO["3 offload"]],
+            },
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["from zero", "to zero", "between stages"],
 )
@@ -149,6 +158,7 @@ def train_whole_and_resumed(folder: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_same_stage_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     run_ranks(train_whole_and_resumed, 2, 170, args=(str(tmp_path),))
     for stage in ("1", "2", "3"):

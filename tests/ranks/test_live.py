@@ -119,9 +119,9 @@ def replicas(tmp_path: Path, lighthouse: str) -> Iterator[Replicas]:
 
 @needs_torchft
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "victim", ["a", "b"]
-)  # the first seat, whose store the others meet at; the last
+@pytest.mark.parametrize(  # the first seat, whose store the others meet at; the last
+    "victim", ["a", pytest.param("b", marks=pytest.mark.long)]
+)
 def test_a_killed_replica_comes_back_and_no_number_changes(
     victim: str, replicas: Replicas, tmp_path: Path, record_property: Any
 ) -> None:

@@ -45,7 +45,7 @@ def one_step_rounds(output_dir: str) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_rounds_of_one_sgd_step_are_ddp(world_size: int, tmp_path: Path) -> None:
     """With samples of unequal length: ranks count for what they have counted."""
     for alone, ddp in run_ranks(one_step_rounds, world_size, 120, args=(str(tmp_path),)):
@@ -88,7 +88,7 @@ def watched(output_dir: str, outer: str) -> tuple[list[str], list[float], list[f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outer", ["average", "diloco"])
+@pytest.mark.parametrize("outer", [pytest.param("average", marks=pytest.mark.long), "diloco"])
 def test_ranks_part_and_agree(outer: str, tmp_path: Path) -> None:
     one, other = run_ranks(watched, 2, 120, args=(str(tmp_path), outer))
     same = [step for step in range(40) if one[0][step] == other[0][step]]
@@ -105,7 +105,9 @@ DILOCO: dict[str, Any] = {"parallel": local(inner_steps=7, outer="diloco", warmu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [ALONE, DILOCO], ids=["average", "diloco"])
+@pytest.mark.parametrize(
+    "changes", [pytest.param(ALONE, marks=pytest.mark.long), DILOCO], ids=["average", "diloco"]
+)
 def test_a_run_goes_on_in_the_middle_of_a_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_run_goes_on_in_the_middle_of_a_round(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on_from_the_model_last_agreed_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

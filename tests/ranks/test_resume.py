@@ -100,6 +100,7 @@ def test_another_layout_same_numbers(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_rank_0_alone_has_written_is_gone_on_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def counted(calls: list[Call] | tuple[Call, ...]) -> Counter[Call]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "fsdp x pp" else pytest.mark.long) for name in LAYOUTS],
+    [pytest.param(name, marks=() if name == "fsdp" else pytest.mark.long) for name in LAYOUTS],
 )
 def test_every_collective_of_a_step_is_the_same(name: str, tmp_path: Path) -> None:
     words = (*LAYOUTS[name], "global_batch_size=16")

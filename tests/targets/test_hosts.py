@@ -144,6 +144,7 @@ def test_sync_brings_the_code_to_machines_that_do_not_share_it(desk: Desk) -> No
     assert said.count("hello from the copy") == 2
 
 
+@pytest.mark.long
 def test_on_this_machine_in_the_background(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
