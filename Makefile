@@ -4,9 +4,8 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray targets plan-memory plan-published
-.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts faults ray plan-memory plan-time plan-published
-.PHONY: setup lint types house check slow test docs drills campaign bench matrix mutants horovod rehearsals simulations clean
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts \
+  faults ray targets plan-memory plan-published plan-time rehearsals simulations
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
