@@ -38,10 +38,9 @@ def _leave(code: int) -> NoReturn:
 
 def _become_the_script(words: Sequence[str]) -> None:
     """Under horovodrun, which has started the ranks: this is one of them."""
-    command = read_command(words)
-    is_module = {"-m", "--module"} & set(command.launcher_args)
-    how = ["-m"] if is_module else []
-    os.execv(sys.executable, [sys.executable, *how, command.script, *command.script_args])  # noqa: S606
+    from drivetrain.launch.inherited import command_of_ranks
+
+    os.execv(sys.executable, [sys.executable, *command_of_ranks(read_command(words))])  # noqa: S606
 
 
 def _without_plan(words: list[str]) -> tuple[list[str], str | None, str]:

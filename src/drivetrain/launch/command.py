@@ -53,6 +53,11 @@ class Command:
     """torchrun's flags, spelled torchrun's way."""
 
     @property
+    def is_module(self) -> bool:
+        """Whether the script is named as a module."""
+        return not {"-m", "--module"}.isdisjoint(self.launcher_args)
+
+    @property
     def torchrun_args(self) -> list[str]:
         """The same as a torchrun command line."""
         return [*self.launcher_args, self.script, *self.script_args]

@@ -30,8 +30,7 @@ def variables_of_ranks(run_dir: str | None, num_ranks: int | None) -> dict[str, 
 
 def command_of_ranks(command: Command) -> tuple[str, ...]:
     """The script or module and its arguments."""
-    is_module = {"-m", "--module"} & set(command.launcher_args)
-    return (*(["-m"] if is_module else []), command.script, *command.script_args)
+    return (*(["-m"] if command.is_module else []), command.script, *command.script_args)
 
 
 def budgets_of(args: argparse.Namespace, given: set[str]) -> Budgets:

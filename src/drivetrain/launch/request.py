@@ -111,8 +111,7 @@ def _parsed(parser: argparse.ArgumentParser, command: Command) -> argparse.Names
 
 def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job:
     num_nodes, max_nodes = _nodes(args.nnodes or "1")
-    is_module = {"-m", "--module"} & set(command.launcher_args)
-    stem = command.script.rpartition(".")[2] if is_module else Path(command.script).stem
+    stem = command.script.rpartition(".")[2] if command.is_module else Path(command.script).stem
     name = args.job_name or stem
     own = _OF_THE_JOB | of_target
     handed_on = [word for word in command.launcher_args if word.partition("=")[0] not in own]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -83,13 +84,15 @@ class World:
     @property
     def is_first_copy(self) -> bool:
         """Whether this is the first of the ranks that have the same part of the model."""
-        return any(group[0] == self.rank for group in self.layout.groups(*self._data_axes))
+        return self._is_first_along(self._data_axes)
 
     @property
     def leads_stage(self) -> bool:
         """Whether this is the first of the ranks that have the same layers of the model."""
-        within = [axis for axis in AXES if axis != "pp"]
-        return any(group[0] == self.rank for group in self.layout.groups(*within))
+        return self._is_first_along([axis for axis in AXES if axis != "pp"])
+
+    def _is_first_along(self, axes: Sequence[str]) -> bool:
+        return any(group[0] == self.rank for group in self.layout.groups(*axes))
 
     @property
     def cluster(self) -> Cluster:
