@@ -226,6 +226,24 @@ def test_nothing_is_left_even_after_a_failure() -> None:
     assert traces() == before
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+    code = (
+        "import time; from drivetrain.testing.hosts import make_hosts\n"
+        "with make_hosts(1) as hosts:\n"
+        "    left = hosts[0].popen(['sleep', '600'])\n"
+        "    print(hosts[0].namespace, left.pid, flush=True)\n"
+        "    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        namespace, pid = maker.stdout.readline().split()
+        maker.kill()
+    assert Path("/run/netns", namespace).exists()
+    with make_hosts(1):
+        assert not Path("/run/netns", namespace).exists()
+        assert not is_alive(pid)
+
+
 def test_half_built_hosts_are_taken_down() -> None:
     before = traces()
     # No rate at all: the kernel refuses it, when the switch and the first host are up.

@@ -43,6 +43,7 @@ _TOOLS = {
     "hostname": "hostname",
 }
 _NAMESPACES = Path("/run/netns")
+_PREFIX = "dt"
 # An address no interface has: what is sent there is lost without anybody being told.
 _NOBODY = "02:00:00:00:00:00"
 _PATIENCE_S = 10.0
@@ -173,14 +174,16 @@ def hosts_available() -> str | None:
 def make_hosts(num_hosts: int, rate_mbit: float | None = None) -> Iterator[Hosts]:
     """Hosts h1, h2, … that reach each other by name, each sending at most `rate_mbit` if given.
 
-    On leaving, however that comes about, their processes are killed and everything is removed.
+    On leaving, however that comes about, their processes are killed and everything is removed; if
+    this process is itself killed, the next to make hosts does it.
     """
     if not 1 <= num_hosts <= 254:
         raise ValueError(f"num_hosts = {num_hosts}: must be from 1 to 254, they share one subnet")
     if reason := hosts_available():
         remedy = "skip the test where hosts_available() gives a reason"
         raise EnvironmentProblem([Problem("make_hosts", reason, remedy, has_value=False)])
-    prefix = f"dt-{os.getpid()}-{secrets.token_hex(3)}"
+    _remove_abandoned()
+    prefix = f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(3)}"
     with ExitStack() as stack:
         directory = stack.enter_context(TemporaryDirectory(prefix=f"{prefix}-"))
         hosts = _named_hosts(num_hosts, prefix, Path(directory) / "hosts")
@@ -217,6 +220,16 @@ def _remove_namespace(name: str) -> None:
     # Interfaces go with the namespace they are in, and so does a pair's other end.
     if (_NAMESPACES / name).exists():
         _ip(f"netns delete {name}")
+
+
+def _remove_abandoned() -> None:
+    """Hosts whose maker was killed before it could remove them, with what still runs on them."""
+    for name in (path.name for path in _NAMESPACES.glob(f"{_PREFIX}-*-*")):
+        maker = name.split("-")[1]
+        if maker.isdigit() and not Path(f"/proc/{maker}").exists():
+            _kill_all_in(name)
+            with suppress(CommandFailed):  # another process may be tidying up too
+                _remove_namespace(name)
 
 
 def _connect(host: Host, switch: str) -> None:
