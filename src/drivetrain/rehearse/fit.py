@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.feed import Feed, Turn
+from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.parts import local_parts
 from drivetrain.plan.profile.as_in_a_run import shapes_worked_out_aside
 from drivetrain.rehearse.findings import Memory
@@ -74,7 +75,10 @@ def rehearse_fit(
     with tensors, following, moving_modules(), cutting_one_shard(), shapes_worked_out_aside():
         assembly = assemble(task, resolved, train, world)
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
-        assembly.engine.meter = _Unread(world, counts=assembly.engine.spread.counts)
+        spread = assembly.engine.spread
+        assembly.engine.meter = _Unread(world, counts=spread.counts)
+        if isinstance(spread, Replicated):
+            spread.expects_all = False  # _Watch finds what is missing, and the line of it
         gc.collect()  # the whole model, where this rank keeps a part
         seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
         tensors.memory.watch(world.device_memory_bytes)
