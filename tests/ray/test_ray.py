@@ -155,7 +155,8 @@ def test_submitted_stopped_and_gone_on_with(tmp_path: Path) -> None:
 
         said = desk(
             *("train", "--on=ray", f"--address={cluster.job_server}", "--nodes=2"),
-            *(f"--run-dir={run}", "tests/scripts/ray_hurt.py", *BITWISE, "pause_s=0.3"),
+            *(f"--run-dir={run}", "tests/scripts/ray_hurt.py", *BITWISE),
+            *("record.progress=plain", "pause_s=0.3"),
         ).stdout
         assert "ray job raysubmit_" in said
         wait_until(lambda: num_steps(run) >= 8)
