@@ -137,7 +137,8 @@ def test_ray_data_gives_the_numbers_of_a_plain_stream(tmp_path: Path) -> None:
     assert losses(run) == pytest.approx(losses(expected), rel=1e-6)
 
 
-def test_submitted_stopped_and_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way_in", ["job_server", "client_server"])
+def test_submitted_stopped_and_gone_on_with(tmp_path: Path, way_in: str) -> None:
     """All verbs, through Ray's job server."""
     expected = alone(tmp_path / "alone", "ray_hurt.py", *BITWISE)
     run = tmp_path / "ray"
@@ -154,7 +155,7 @@ def test_submitted_stopped_and_gone_on_with(tmp_path: Path) -> None:
             )
 
         said = desk(
-            *("train", "--on=ray", f"--address={cluster.job_server}", "--nodes=2"),
+            *("train", "--on=ray", f"--address={getattr(cluster, way_in)}", "--nodes=2"),
             *(f"--run-dir={run}", "tests/scripts/ray_hurt.py", *BITWISE),
             *("record.progress=plain", "pause_s=0.3"),
         ).stdout

@@ -241,5 +241,5 @@ def test_a_stream_that_breaks_off_is_taken_up_where_it_was(monkeypatch: pytest.M
     server = _Server()
     monkeypatch.setattr(jobs, "connect", lambda address: server)  # noqa: ARG005
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
-    told = "".join(jobs.logs(None, "raysubmit_1", follow=True))
+    told = "".join(jobs.logs("http://head:8265", "raysubmit_1", follow=True))
     assert told == "one\ntwo\nthree\nlast words\n"

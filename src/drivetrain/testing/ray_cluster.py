@@ -64,6 +64,11 @@ class RayCluster:
         """As Ray's Jobs API takes it."""
         return f"http://{self.head.address}:8265"
 
+    @property
+    def client_server(self) -> str:
+        """As Ray's client takes it; the Jobs API asks it for the job server."""
+        return f"ray://{self.head.address}:10001"
+
     def join(self, host: Host) -> None:
         """Start Ray on a host and wait until it says that it has."""
         for _ in range(_TRIES):

@@ -36,6 +36,12 @@ def connect(address: str | None) -> Any:
         raise _unreachable(shown, str(error)) from None
 
 
+def server_behind(address: str | None) -> str:
+    """The job server's own address, whichever way was given to the cluster."""
+    found: str = connect(address).get_address()
+    return found
+
+
 @contextmanager
 def _given_address_wins(address: str | None) -> Iterator[None]:
     """Ray lets its variables win over what was said; a flag is said later than a variable."""
@@ -55,7 +61,7 @@ def _unreachable(address: str | None, reason: str) -> EnvironmentProblem:
     return EnvironmentProblem([Problem("--address", rule, remedy, address)])
 
 
-def submit(address: str | None, entrypoint: str, runtime_env: dict[str, Any], name: str) -> str:
+def submit(address: str, entrypoint: str, runtime_env: dict[str, Any], name: str) -> str:
     """Ray's id of the job."""
     client = connect(address)
     with _told_plainly():
@@ -65,7 +71,7 @@ def submit(address: str | None, entrypoint: str, runtime_env: dict[str, Any], na
     return made
 
 
-def poll(address: str | None, job_id: str) -> Status:
+def poll(address: str, job_id: str) -> Status:
     """What Ray says of the job."""
     client = connect(address)
     try:
@@ -85,7 +91,7 @@ def status_of(word: str, exit_code: int | None, message: str) -> Status:
     return Status(state, detail, exit_code=exit_code)
 
 
-def logs(address: str | None, job_id: str, *, follow: bool) -> Iterator[str]:
+def logs(address: str, job_id: str, *, follow: bool) -> Iterator[str]:
     """What the driver and, through it, the workers printed."""
     client = connect(address)
     with _told_plainly():
@@ -121,7 +127,7 @@ def _unseen(pieces: Iterator[str], num_seen: int) -> Iterator[str]:
             yield rest
 
 
-def end(address: str | None, job_id: str) -> None:
+def end(address: str, job_id: str) -> None:
     """End the driver, and with it everything it started."""
     with _told_plainly():
         connect(address).stop_job(job_id)

@@ -20,6 +20,7 @@ from drivetrain.launch.targets.ray.options import Options
 from drivetrain.launch.targets.ray.worker import STOP_FILE
 
 _FILE = "job.py"
+_SERVER_FILE = "job-server"
 _MORE_S = 20.0
 """Beyond the time for saving: for Ray to end its workers and its job."""
 
@@ -61,16 +62,18 @@ class Ray(Options):
     def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - the file is there
         """Ray's job id."""
         (Path(job.run_dir) / STOP_FILE).unlink(missing_ok=True)
+        server = jobs.server_behind(self.address)
+        (Path(job.run_dir) / _SERVER_FILE).write_text(server)
         entrypoint = shlex.join(self._entrypoint(job))
-        return jobs.submit(self.address, entrypoint, self._runtime_env(job), job.name)
+        return jobs.submit(server, entrypoint, self._runtime_env(job), job.name)
 
-    def poll(self, job: Job, job_id: str) -> Status:  # noqa: ARG002
+    def poll(self, job: Job, job_id: str) -> Status:
         """What the job server says."""
-        return jobs.poll(self.address, job_id)
+        return jobs.poll(_server(job), job_id)
 
-    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:  # noqa: ARG002
+    def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
         """What driver and workers printed, by way of the job server."""
-        return jobs.logs(self.address, job_id, follow=follow)
+        return jobs.logs(_server(job), job_id, follow=follow)
 
     def stop(self, job: Job, job_id: str) -> None:
         """Ask the ranks to save, wait for it, and end what is left."""
@@ -81,7 +84,7 @@ class Ray(Options):
                 if self.poll(job, job_id).state is not State.RUNNING:
                     return
                 time.sleep(1.0)
-        jobs.end(self.address, job_id)
+        jobs.end(_server(job), job_id)
 
     def _entrypoint(self, job: Job) -> list[str]:
         return [self.interpreter, f"{job.run_dir}/{_FILE}"]
@@ -91,3 +94,8 @@ class Ray(Options):
         given = self.environment_file()
         variables = {**given.get("env_vars", {}), **dict(job.environment)}
         return {**given, "env_vars": variables} if variables else given
+
+
+def _server(job: Job) -> str:
+    """Where the job was handed in: behind ray://, Ray starts a process for every question."""
+    return (Path(job.run_dir) / _SERVER_FILE).read_text()
