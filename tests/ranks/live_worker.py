@@ -25,7 +25,7 @@ from drivetrain.train.assemble import assemble
 from drivetrain.train.history import History
 from drivetrain.train.live.training import go_live
 from drivetrain.train.loop import Loop
-from drivetrain.train.saving.saver import Position
+from drivetrain.train.saving.run_state import Position
 from drivetrain.train.saving.weights import weights_sha256
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.training import NUM_SAMPLES, settings

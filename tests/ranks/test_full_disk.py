@@ -14,7 +14,7 @@ import pytest
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.place import LocalPlace, place_at
 from drivetrain.train.hooks import Hook
-from drivetrain.train.saving import pulse, saver
+from drivetrain.train.saving import pulse, saver, timetable
 from drivetrain.train.trainer import Trainer
 from tests.ranks.resuming import go_on_in
 from tests.ranks.small_task import samples, small_task
@@ -114,7 +114,7 @@ def test_saves_fail_while_it_is_full_and_succeed_after(
 def test_a_failed_save_is_tried_again_before_the_next_is_due(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saver, "_RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(timetable, "_RETRY_AFTER_S", 0.0)
     monkeypatch.setattr(pulse, "SECONDS_BETWEEN", 0.0)
     filler = Filler(disk, fill_at=3, free_at=6)
     _, events = train(disk, filler, monkeypatch, every_steps=4)

@@ -101,6 +101,22 @@ def test_a_transition_that_cannot_be_is_refused() -> None:
         m.others_ended()
 
 
+def test_nodes_that_could_not_meet_leave_so_that_they_are_started_again() -> None:
+    m, _ = machine()
+    m.could_not_meet()
+    assert (m.state, m.exit_code) == (State.OVER, 75)
+
+
+def test_who_comes_too_late_has_failed_unless_the_others_have_finished() -> None:
+    codes = []
+    for has_finished in (True, False):
+        m, _ = machine()
+        m.came_too_late(has_finished=has_finished)
+        assert m.state is State.OVER
+        codes.append(m.exit_code)
+    assert codes == [0, 1]
+
+
 def test_budgets_are_separate() -> None:
     budgets = Budgets(failures=2, preemptions=5, start_ups=1)
     failures = [End(Kind.FAILED, step) for step in (3, 9)]

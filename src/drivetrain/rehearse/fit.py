@@ -31,7 +31,7 @@ from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.hooks import HookCaller
 from drivetrain.train.loop import Loop
-from drivetrain.train.saving.saver import Position
+from drivetrain.train.saving.run_state import Position
 from drivetrain.train.task import Loss, Task
 from drivetrain.train.trainer import Trainer, kind_of_loop
 from drivetrain.train.watch.meter import Meter

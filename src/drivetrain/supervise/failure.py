@@ -82,6 +82,11 @@ def by_cause(failures: Sequence[RankFailure]) -> list[RankFailure]:
     return sorted(failures, key=order)
 
 
+def was_aborted(failures: Sequence[RankFailure]) -> bool:
+    """By gloo, most likely, over calls that did not match; then the others know with what."""
+    return bool(failures) and root_cause(failures).killed_by == signal.SIGABRT.name
+
+
 def verdict(failures: Sequence[RankFailure], host: str) -> str:
     """What the user reads: the consequences folded, the cause in full and last."""
     cause = root_cause(failures)

@@ -8,9 +8,12 @@ train a history of their own.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.core.extras import require
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 ADDRESS = "TORCHFT_LIGHTHOUSE"
 LIVE = "DRIVETRAIN_LIVE"
@@ -37,3 +40,23 @@ class Lighthouse:
     def close(self) -> None:
         """Serve no more."""
         self._server.shutdown()
+
+
+class SharedLighthouse:
+    """The job's one, whichever node keeps it."""
+
+    def __init__(self) -> None:
+        self._own: Lighthouse | None = None
+
+    def address(self, group: WorkerGroup) -> str:
+        """The first node keeps it; the others ask the round's store."""
+        store: Any = group.store
+        if group.group_rank == 0:
+            self._own = self._own or Lighthouse(str(group.master_addr))
+            store.set("lighthouse", self._own.address)
+        return str(store.get("lighthouse").decode())
+
+    def close(self) -> None:
+        """Serve no more, where it is this node's."""
+        if self._own is not None:
+            self._own.close()

@@ -67,6 +67,15 @@ class Machine:
         self.state = State.RUNNING
         return [Action.START]
 
+    def could_not_meet(self) -> None:
+        """Leaving, so that this node can be started again."""
+        self.state, self.exit_code = State.OVER, PREEMPTED_CODE
+
+    def came_too_late(self, *, has_finished: bool) -> None:
+        """The other nodes have closed the group: they have finished the run, or given it up."""
+        self.state = State.OVER
+        self.exit_code = 0 if has_finished else self.exit_code or 1
+
     def ended(self, end: End) -> list[Action]:
         """The node's ranks have ended, or must be ended, for this reason."""
         if self.state is State.DRAINING:

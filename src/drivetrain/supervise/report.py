@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
+from drivetrain.supervise.account import Account
 from drivetrain.supervise.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.policy import End, Kind
 
@@ -40,15 +40,14 @@ def with_verdict(text: str, finding: Finding | None) -> str:
     return f"{text}\n  {finding.what}\n  → {finding.remedy}"
 
 
-def paragraph(
-    end: End, failures: Sequence[RankFailure], host: str, detail: str, *, restarts: bool, why: str
-) -> str:
+def paragraph(account: Account) -> str:
     """One paragraph."""
+    end, failures, host = account.end, account.failures, account.host
     when = time.strftime("%H:%M:%S")
     where = f"after step {end.step}" if end.step else "before its first step"
     match end.kind:
         case Kind.STALLED:
-            what = f"{host}: {detail}; the ranks' stacks were written down"
+            what = f"{host}: {account.detail}; the ranks' stacks were written down"
         case Kind.PREEMPTED:
             what = f"the ranks were asked to stop and saved {where}"
         case Kind.RESIZED:
@@ -57,7 +56,7 @@ def paragraph(
             what = f"{host}: a rank on another node ended {where}"
         case Kind.STALE:
             what = "another attempt has taken over the run"
-        case _ if failures and restarts:
+        case _ if failures and account.restarts:
             cause = root_cause(failures)
             what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
             last = cause.error.strip().rpartition("\n")[2]
@@ -65,10 +64,10 @@ def paragraph(
         case _ if failures:
             what = verdict(failures, host)
         case _:
-            what = f"{host}: {detail or 'ended'} {where}"
-    done = "starting again from the last checkpoint" if restarts else "stopping"
-    reason = f" ({why})" if why else ""
-    if not restarts and failures:
+            what = f"{host}: {account.detail or 'ended'} {where}"
+    done = "starting again from the last checkpoint" if account.restarts else "stopping"
+    reason = f" ({account.why})" if account.why else ""
+    if not account.restarts and failures:
         # the cause comes last, where the eye is; without a reason there was nothing to weigh
-        return (f"\nnot started again: {why}" if why else "") + f"\n{what}"
+        return (f"\nnot started again: {account.why}" if account.why else "") + f"\n{what}"
     return f"[{when}] {what}; {done}{reason}"

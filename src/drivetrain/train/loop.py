@@ -37,7 +37,8 @@ from drivetrain.record.recorder import Recorder
 from drivetrain.record.step_file import COMPILES, StepTimes
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
-from drivetrain.train.saving.saver import Position, Saver
+from drivetrain.train.saving.run_state import Position
+from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Task
 
 Notify = Callable[..., None]

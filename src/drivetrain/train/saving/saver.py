@@ -6,52 +6,37 @@ follows from the step's number, or was agreed at a pulse.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
-from drivetrain.checkpoint.gathered import GatheredState
-from drivetrain.checkpoint.interval import Interval, best_interval
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
-from drivetrain.checkpoint.state import Stateful, TrainingState, Value
-from drivetrain.core.errors import ConfigError, Preempted, Problem
-from drivetrain.data.stream import StreamFeed
+from drivetrain.checkpoint.state import Stateful
+from drivetrain.core.errors import Preempted
 from drivetrain.parallel.communication.auto import Trial
 from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import RUN_DIR, Phase, ProgressPage
+from drivetrain.record.session import Phase, ProgressPage
 from drivetrain.record.stop_request import StopRequest
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.saving.origin import Origin
 from drivetrain.train.saving.own_states import own_states
 from drivetrain.train.saving.pulse import Pulse
+from drivetrain.train.saving.run_state import RunState
+from drivetrain.train.saving.timetable import Timetable
 
-_RETRY_AFTER_S = 10.0
 _LAST_TRIES, _PAUSE_S = 3, 2.0
 Say = Callable[[str], None]
 
 
 def _silent(text: str) -> None:
     """Before the run has begun there is nobody to say it to."""
-
-
-@dataclass
-class Position:
-    """Where a run stands."""
-
-    step: int = 0
-    """Steps done."""
-    epoch: int = -1
-    evaluated_at: int = -1
-    """The step of the last evaluation."""
 
 
 class Saver:
@@ -65,23 +50,20 @@ class Saver:
         self._rule = assembly.config.checkpoint
         self._history = history
         self._world = assembly.world
-        self._stateful = stateful
         self.page = ProgressPage.of_this_rank(assembly.world.identity.local_rank)
-        self.at = Position()
+        self._run = RunState(assembly, history, stateful)
+        self.at = self._run.at
         self._stop = StopRequest()
         self._recorder: Recorder | None = None
         self._directory: RunDirectory | None = None
         self._say: Say = _silent
         self._checkpointer: Checkpointer | None = None
+        self._origin: Manifest | None = None
         self._pulse: Pulse | None = None
-        self._next_save: int | None = None
-        self._failed_at_s: float | None = None
+        self._timetable = Timetable(self._rule.every_steps, assembly.world)
         self._last_saved = -1
         self._is_writer = False
-        self._is_from_another_run = False
-        self._save_s, self._beside_s = 0.0, 0.0
         self._stall_s = 0.0
-        self._manifest: Manifest | None = None
 
     def open(self, directory: RunDirectory) -> int:
         """Go on from the newest good checkpoint, if there is one; the attempt's number."""
@@ -91,53 +73,18 @@ class Saver:
             place_at(root), self._rule, self._world, self._assembly.config.parallel.strategy
         )
         self._checkpointer = checkpointer
-        state = self._state()
-        if self._is_anothers(checkpointer, directory):
-            raise ConfigError(
-                [
-                    Problem(
-                        "checkpoint.directory",
-                        "holds checkpoints of another run",
-                        "go on with that run (--run-dir, or checkpoint.resume_from), or give "
-                        "another directory",
-                        root,
-                    )
-                ]
-            )
-        self._manifest = checkpointer.load_newest(state)
-        if self._manifest is None and self._rule.resume_from is not None:
-            self._manifest = self._load_from(self._rule.resume_from, checkpointer, state)
-            self._is_from_another_run = True
+        origin = Origin(checkpointer, self._rule, directory, self._run)
+        origin.load(self._world)
+        self._origin = origin.manifest
         for result in self._history.evaluations:
             self.score(result)
         if isinstance(self._world, LiveWorld):
             return directory.next_attempt()  # claimed by whoever comes to write, and when
-        attempt = self._claim(checkpointer, state, directory)
+        attempt = origin.claim()
+        self._origin = origin.manifest
         if self._world.is_main:
             checkpointer.clean()
         return attempt
-
-    def _claim(
-        self, checkpointer: Checkpointer, state: TrainingState, directory: RunDirectory
-    ) -> int:
-        """Own the run, from what was loaded; unless an attempt that still lived has dropped it."""
-        while True:
-            attempt = checkpointer.claim(self.at.step, directory.next_attempt())
-            manifest = self._manifest
-            if manifest is None or self._is_from_another_run:
-                return attempt
-            if checkpointer.still_there(manifest.folder):
-                return attempt
-            self._manifest = checkpointer.load_newest(state)
-
-    def _is_anothers(self, checkpointer: Checkpointer, directory: RunDirectory) -> bool:
-        """Whether a run that has only just begun would go on from, and write among, others'."""
-        if self._rule.directory is None or RUN_DIR in os.environ:
-            return False
-        if self._rule.resume_from == self._rule.directory:
-            return False
-        is_new = self._world.is_main and directory.next_attempt() == 1
-        return bool(self._world.agree("x" if is_new and checkpointer.good() else ""))
 
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
@@ -149,13 +96,11 @@ class Saver:
                 self._note_compression(trial.choice, "as in this run's earlier attempt")
         self._stop.listen()
         step = self.at.step
-        self._last_saved = step if self._manifest is not None else -1
+        self._last_saved = step if self._origin is not None else -1
         self._pulse = Pulse(self._world, step)
-        every = self._rule.every_steps
-        if isinstance(every, int):
-            self._next_save = step - step % every + every
-        if self._manifest is not None:
-            say(f"resumed: after step {step}, from {self._manifest.folder}")
+        self._timetable.begin(step)
+        if self._origin is not None:
+            say(f"resumed: after step {step}, from {self._origin.folder}")
 
     def after_step(self, step: int, log: Callable[[], None]) -> None:
         """Between two steps: save if it is time, stop if somebody asks for it.
@@ -167,16 +112,15 @@ class Saver:
             return
         self._note(self._checkpointer.poll())
         wishes = self._pulse.at(
-            step, stop=self._stop.received is not None, save=self._wants_retry()
+            step, stop=self._stop.received is not None, save=self._timetable.wants_retry
         )
-        # not only at the very step: a live replica may have been healed to beyond it
-        is_due = self._next_save is not None and step >= self._next_save
+        is_due = self._timetable.is_due(step)
         if wishes is not None:
             if wishes.stop:
                 log()
                 self._stop_here(step)
             is_due |= wishes.save and self._rule.every_steps is not None
-            if self._rule.every_steps == "auto" and self._next_save is None:
+            if self._timetable.wants_interval:
                 self._schedule(step, wishes.step_s)
         if is_due:
             log()
@@ -205,25 +149,20 @@ class Saver:
         self.page.note(Phase.SAVING)
         with agreed_weights(self._assembly.engine.spread):
             before = self._checkpointer.save(
-                self._state(), step, self._position(step), contents=self._rule.contents
+                self._run.whole(), step, self._run.position(step), contents=self._rule.contents
             )
         self._note(before)
         self._last_saved = step
         if before is None or before.step != step or not before.problem:
-            self._failed_at_s = None  # a save that was not waited for makes up for the one before
-        self._settle_next(step)
+            self._timetable.forgive()  # a save that was not waited for makes up for the one before
+        self._timetable.settle_next(step)
         self.page.note(Phase.STEPPING)
-
-    def _settle_next(self, step: int) -> None:
-        """A number of steps on; with `auto` it is settled at the next pulse."""
-        every = self._rule.every_steps
-        self._next_save = step + every if isinstance(every, int) else None
 
     def _take_turn(self, step: int) -> bool:
         """Among live replicas the first seat writes; a new holder of it begins an attempt."""
         if not self._world.is_main:
             self._is_writer = False
-            self._settle_next(step)
+            self._timetable.settle_next(step)
             return False
         if not self._is_writer and self._checkpointer is not None:
             self._checkpointer.claim(step)
@@ -276,21 +215,17 @@ class Saver:
             return False
         self.page.note(Phase.SAVING)
         self._note(self._checkpointer.wait())
-        has_failed = bool(self._world.sum_floats([float(self._failed_at_s is not None)])[0])
+        has_failed = bool(self._world.sum_floats([float(self._timetable.has_failed)])[0])
         if has_failed:
             self._last_saved = -1
         return not has_failed
-
-    def _wants_retry(self) -> bool:
-        failed_s = self._failed_at_s
-        return failed_s is not None and time.perf_counter() - failed_s > _RETRY_AFTER_S
 
     def _note(self, saved: Saved | None) -> None:
         """Write down how a save went; a failed one is a warning and a retry."""
         if saved is None or self._recorder is None:
             return
+        self._timetable.note(saved)
         if saved.problem:
-            self._failed_at_s = time.perf_counter()
             self._recorder.instant("save_failed", step=saved.step, error=saved.problem)
             if self._world.is_main:
                 self._say(
@@ -298,29 +233,18 @@ class Saver:
                     "and it is tried again"
                 )
             return
-        self._save_s, self._beside_s = saved.blocked_s, saved.beside_s
         self._recorder.instant(
             "saved", step=saved.step, blocked_s=saved.blocked_s, beside_s=saved.beside_s
         )
 
     def _schedule(self, step: int, step_s: float) -> None:
-        """Settle the next save from rank 0's figures."""
-        facts = [0.0] * 4
-        if self._world.is_main:
-            facts = [self._save_s, self._beside_s, *self._history_of_failures()]
-        save_s, beside_s, failures, running_s = self._world.sum_floats(facts)
-        interval = best_interval(save_s, step_s, int(failures), running_s, beside_s)
-        # the first save comes early: it shows what a save costs, and that one can be made
-        steps = interval.steps if save_s else min(interval.steps, max(10, int(2 / step_s)))
-        self._next_save = step + steps
-        if self._world.is_main and save_s:
-            self._explain(interval)
-
-    def _history_of_failures(self) -> tuple[float, float]:
-        return self._directory.failures() if self._directory is not None else (0.0, 0.0)
-
-    def _explain(self, interval: Interval) -> None:
-        self._choose("checkpoint.every_steps", interval.steps, interval.why)
+        """Settle the next save, and say why then."""
+        failures = 0.0, 0.0
+        if self._world.is_main and self._directory is not None:
+            failures = self._directory.failures()
+        interval = self._timetable.choose_interval(step, step_s, failures)
+        if interval is not None and self._world.is_main:
+            self._choose("checkpoint.every_steps", interval.steps, interval.why)
 
     def _choose(self, path: str, value: Any, why: str) -> None:
         """What is settled while the run is under way, into run.yaml."""
@@ -333,67 +257,3 @@ class Saver:
         self._choose("communication.compression", name, why)
         if self._world.is_main:
             self._say(f"communication: {'plain gradients' if name == 'none' else name}; {why}")
-
-    def _state(self) -> TrainingState:
-        engine, feed = self._assembly.engine, self._assembly.feed
-        common: dict[str, Stateful] = {
-            "run": Value(self._get_run, self._set_run),
-            "feed": feed,
-        }
-        own = {**self._stateful, **own_states(engine)}
-        if engine.scaler is not None:
-            common["scaler"] = engine.scaler
-        if isinstance(feed, StreamFeed):
-            own["dataset"] = Value(
-                lambda: feed.dataset_state, lambda state: setattr(feed, "dataset_state", state)
-            )
-        spread, world = engine.spread, self._world
-        parts = (spread.inner, engine.optimizer, world.rank, common, own, world.is_first_copy)
-        if spread.own_step is not None:
-            return GatheredState(*parts, keeper=spread.own_step)
-        return TrainingState(*parts)
-
-    def _get_run(self) -> dict[str, Any]:
-        return {
-            "at": asdict(self.at),
-            "evaluations": [
-                [result.step, dict(result.metrics), result.num_samples]
-                for result in self._history.evaluations
-            ],
-        }
-
-    def _set_run(self, run: dict[str, Any]) -> None:
-        for name, value in run["at"].items():
-            setattr(self.at, name, value)
-        self._history.resumed_step = self.at.step
-        self._history.evaluations = [EvaluationResult(*entry) for entry in run["evaluations"]]
-
-    def _position(self, step: int) -> dict[str, Any]:
-        return {"step": step, "epoch": self.at.epoch, "samples": self._samples(step)}
-
-    def _samples(self, step: int) -> int | None:
-        """Used so far, where an epoch's length is known."""
-        plan = self._assembly.feed.plan
-        if plan.length is None or plan.steps_per_epoch is None:
-            return None
-        epochs, rest = divmod(step, plan.steps_per_epoch)
-        return epochs * plan.length + rest * plan.global_batch_size
-
-    def _load_from(
-        self, address: str, checkpointer: Checkpointer, state: TrainingState
-    ) -> Manifest:
-        """Another run's newest checkpoint: its directory, or that of its checkpoints."""
-        for root in (address, f"{address.rstrip('/')}/checkpoints"):
-            manifest = checkpointer.elsewhere(place_at(root)).load_newest(state)
-            if manifest is not None:
-                return manifest
-        raise ConfigError(
-            [
-                Problem(
-                    "checkpoint.resume_from",
-                    "there is no good checkpoint",
-                    "give a run's directory, or its checkpoints'; `drivetrain checkpoint ls` lists",
-                    str(Path(address)) if "://" not in address else address,
-                )
-            ]
-        )

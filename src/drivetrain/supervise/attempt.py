@@ -1,0 +1,141 @@
+"""Attempt: the ranks of this node, from one start to the next, and what can be seen of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from drivetrain.record.session import TRAINS, Progress, read_progress
+from drivetrain.supervise.account import Account
+from drivetrain.supervise.classify import classify, last_step
+from drivetrain.supervise.failure import RankFailure, root_cause
+from drivetrain.supervise.policy import End
+from drivetrain.supervise.processes.node import Node
+from drivetrain.supervise.resources import ResourceWatch
+from drivetrain.supervise.testimony import Testimony
+
+_SAYING_WHY_S = 0.1
+_LEAVING_S = 2.0
+
+
+class Attempt:
+    """The ranks of `group` that run in the processes of `node`."""
+
+    def __init__(self, number: int, node: Node, group: WorkerGroup, session: Path) -> None:
+        self.number = number
+        """Of the starts on this node, from 1."""
+        self.group = group
+        self._node = node
+        self._session = session
+        self._resources = ResourceWatch()
+        self._host = socket.gethostname()
+
+    @property
+    def round(self) -> int:
+        """The same number on every node of a group, where the rendezvous has one."""
+        return int(getattr(self.group.spec.rdzv_handler, "round", self.number - 1))
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether there are other nodes."""
+        return self.group.group_world_size not in (None, 1)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the script trains with Drivetrain."""
+        return (self._session / TRAINS).exists()
+
+    def pages(self) -> list[Progress | None]:
+        """What each rank last wrote."""
+        return [read_progress(self._session, w.local_rank) for w in self._node.workers]
+
+    def step(self) -> int:
+        """The last that was finished."""
+        return last_step(self.pages())
+
+    def global_rank(self, local_rank: int) -> int:
+        """Its number among the ranks of all nodes."""
+        return int(self.group.workers[local_rank].global_rank)
+
+    def error_file(self, local_rank: int) -> Path:
+        """Where a rank leaves its traceback."""
+        return self._session / "errors" / f"{self.number}-{local_rank}.json"
+
+    def look_at_resources(self, codes: Mapping[int, int]) -> None:
+        """Of the ranks that live: all but those that have ended with `codes`."""
+        living = [(w.local_rank, w.pid) for w in self._node.workers if w.local_rank not in codes]
+        self._resources.look(living, time.monotonic())
+
+    def failures(self, codes: Mapping[int, int]) -> list[RankFailure]:
+        """Of the ranks that have ended with `codes`, those that did not end well."""
+        return [self._failure(rank, code) for rank, code in codes.items() if code != 0]
+
+    def wait_for_the_cause(self, codes: Mapping[int, int]) -> Mapping[int, int]:
+        """A failing rank takes others down with it; give them a moment to say why."""
+        codes = self._wait_for_more(codes, _SAYING_WHY_S)
+        if root_cause(self.failures(codes)).is_collateral and not self.has_peers:
+            # somebody here has left, and is only just ending: who it was is the verdict
+            codes = self._wait_for_more(codes, _LEAVING_S)
+        return codes
+
+    def classify(self, failures: Sequence[RankFailure]) -> End:
+        """Why it ended."""
+        return classify(failures, self.pages(), trains=self.trains, has_peers=self.has_peers)
+
+    def hear(self, *, asking: bool) -> dict[int, Testimony]:
+        """What ranks that failed have left; `asking`: and what the others say. By global rank."""
+        told = self._node.left_behind()
+        if asking:
+            told |= self._node.hear()
+        return {self.global_rank(local): testimony for local, testimony in told.items()}
+
+    def account(
+        self,
+        end: End,
+        failures: Sequence[RankFailure],
+        detail: str = "",
+        *,
+        why: str,
+        restarts: bool,
+    ) -> Account:
+        """All that is known of its end."""
+        codes, resources = self._node.exit_codes(), self._resources.facts()
+        return Account(
+            end,
+            failures,
+            self._host,
+            detail,
+            why,
+            restarts,
+            exits={self.global_rank(local): code for local, code in codes.items()},
+            ranks=tuple(worker.global_rank for worker in self.group.workers),
+            resources={self.global_rank(local): facts for local, facts in resources.items()},
+        )
+
+    def _wait_for_more(self, codes: Mapping[int, int], patience_s: float) -> Mapping[int, int]:
+        """Exit codes after a moment, in which others may have ended too."""
+        deadline_s = time.monotonic() + patience_s
+        while time.monotonic() < deadline_s and len(codes) < len(self._node.workers):
+            time.sleep(0.01)
+            codes = self._node.exit_codes()
+        return codes
+
+    def _failure(self, local_rank: int, exit_code: int) -> RankFailure:
+        """What is known of a rank that has ended; without an error file it said nothing."""
+        message: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            message = json.loads(self.error_file(local_rank).read_text())["message"]["extraInfo"]
+        return RankFailure(
+            rank=self.global_rank(local_rank),
+            pid=self._node.workers[local_rank].pid,
+            exit_code=exit_code,
+            error=str(message.get("py_callstack", "")),
+            at_s=float(message.get("at_s", time.time())),
+        )

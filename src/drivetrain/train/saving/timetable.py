@@ -1,0 +1,80 @@
+"""Timetable: at which step a run saves next. The same on every rank, but for what went wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from drivetrain.checkpoint.checkpointer import Saved
+from drivetrain.checkpoint.interval import Interval, best_interval
+from drivetrain.parallel.world import World
+
+_RETRY_AFTER_S = 10.0
+
+
+class Timetable:
+    """`every`: checkpoint.every_steps."""
+
+    def __init__(self, every: int | Literal["auto"] | None, world: World) -> None:
+        self._every = every
+        self._world = world
+        self._next: int | None = None
+        self._save_s, self._beside_s = 0.0, 0.0
+        self._failed_at_s: float | None = None
+
+    def begin(self, step: int) -> None:
+        """At multiples of the interval, wherever the run goes on from."""
+        if isinstance(self._every, int):
+            self._next = step - step % self._every + self._every
+
+    def is_due(self, step: int) -> bool:
+        """Not only at the very step: a live replica may have been healed to beyond it."""
+        return self._next is not None and step >= self._next
+
+    def settle_next(self, step: int) -> None:
+        """A number of steps on; with `auto` it is settled at the next pulse."""
+        self._next = step + self._every if isinstance(self._every, int) else None
+
+    @property
+    def wants_interval(self) -> bool:
+        """Whether it is for a pulse to settle."""
+        return self._every == "auto" and self._next is None
+
+    def choose_interval(
+        self, step: int, step_s: float, failures: tuple[float, float]
+    ) -> Interval | None:
+        """Settle the next save from rank 0's figures; None while no save has shown what it costs.
+
+        `failures`: how many there were, in how many seconds of running. A collective call.
+        """
+        facts = [0.0] * 4
+        if self._world.is_main:
+            facts = [self._save_s, self._beside_s, *failures]
+        save_s, beside_s, num_failures, running_s = self._world.sum_floats(facts)
+        interval = best_interval(save_s, step_s, int(num_failures), running_s, beside_s)
+        # the first save comes early: it shows what a save costs, and that one can be made
+        steps = interval.steps if save_s else min(interval.steps, max(10, int(2 / step_s)))
+        self._next = step + steps
+        return interval if save_s else None
+
+    def note(self, saved: Saved) -> None:
+        """What a save cost, or that it failed."""
+        if saved.problem:
+            self._failed_at_s = time.perf_counter()
+        else:
+            self._save_s, self._beside_s = saved.blocked_s, saved.beside_s
+
+    def forgive(self) -> None:
+        """Another save makes up for the one that failed."""
+        self._failed_at_s = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank's part of the last save did."""
+        return self._failed_at_s is not None
+
+    @property
+    def wants_retry(self) -> bool:
+        """Some time after a failure."""
+        failed_s = self._failed_at_s
+        return failed_s is not None and time.perf_counter() - failed_s > _RETRY_AFTER_S
