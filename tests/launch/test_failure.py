@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from drivetrain.supervise.failure import RankFailure, root_cause, verdict
+from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
 
 PEER_GONE = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
 OWN = "Traceback …\nValueError: no such token"

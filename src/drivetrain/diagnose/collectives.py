@@ -86,7 +86,7 @@ class Difference:
 
 
 def parse_calls(document: Mapping[str, Any]) -> Calls:
-    """From what a rank has written (supervise/answer.py)."""
+    """From what a rank has written (supervise/ending/answer.py)."""
     sites = [tuple(Frame(*frame) for frame in frames) for frames in document["sites"]]
     calls = tuple(
         Call(

@@ -20,7 +20,7 @@ from types import FrameType
 from drivetrain.core.errors import Preempted
 from drivetrain.launch import node
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
-from drivetrain.supervise.account import write_closed
+from drivetrain.supervise.ending.account import write_closed
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.processes.worker import PARENT
 

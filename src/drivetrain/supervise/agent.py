@@ -25,21 +25,21 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from drivetrain.record.session import NODE_SESSION, Phase
-from drivetrain.supervise.account import write_end
 from drivetrain.supervise.attempt import Attempt
-from drivetrain.supervise.failure import RankFailure, was_aborted
+from drivetrain.supervise.ending.account import write_end
+from drivetrain.supervise.ending.failure import RankFailure, was_aborted
+from drivetrain.supervise.ending.report import lost_replica, paragraph, stopped, with_verdict
+from drivetrain.supervise.ending.telling import say, write_down
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
 from drivetrain.supervise.meeting.group import Group, Meeting, Others
 from drivetrain.supervise.policy import PREEMPTED_CODE, End, Kind, decide
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node, WarmProcess
-from drivetrain.supervise.report import lost_replica, paragraph, stopped, with_verdict
 from drivetrain.supervise.requests import Interrupted, Requests
 from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Stall, StallWatch
 from drivetrain.supervise.starting import Starter
-from drivetrain.supervise.telling import say, write_down
 
 _TICK_S = 0.1
 

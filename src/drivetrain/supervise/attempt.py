@@ -13,13 +13,13 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from drivetrain.record.session import TRAINS, Progress, read_progress
-from drivetrain.supervise.account import Account
-from drivetrain.supervise.classify import classify, last_step
-from drivetrain.supervise.failure import RankFailure, root_cause
+from drivetrain.supervise.ending.account import Account
+from drivetrain.supervise.ending.classify import classify, last_step
+from drivetrain.supervise.ending.failure import RankFailure, root_cause
+from drivetrain.supervise.ending.testimony import Testimony
 from drivetrain.supervise.policy import End
 from drivetrain.supervise.processes.node import Node
 from drivetrain.supervise.resources import ResourceWatch
-from drivetrain.supervise.testimony import Testimony
 
 _SAYING_WHY_S = 0.1
 _LEAVING_S = 2.0

@@ -22,7 +22,7 @@ from statistics import median
 
 from drivetrain.bench.statistics import Estimate, bootstrap
 from drivetrain.record.session import RUN_DIR
-from drivetrain.supervise.testimony import kernel_state
+from drivetrain.supervise.ending.testimony import kernel_state
 
 _WORDS = ("-m", "drivetrain.bench.faults.supervision_worker")
 TIMES = "DRIVETRAIN_BENCH_TIMES"

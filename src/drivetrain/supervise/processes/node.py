@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.record.session import SESSION, page_path
+from drivetrain.supervise.ending.testimony import Bench, Testimony, hear
 from drivetrain.supervise.processes import warm
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.processes.warm import MOST_BYTES, READY, SOCKET
 from drivetrain.supervise.processes.worker import CONTROL, PARENT, WARM
-from drivetrain.supervise.testimony import Bench, Testimony, hear
 
 _BACK_OFF_S = 10.0
 

@@ -26,7 +26,7 @@ import traceback
 from pathlib import Path
 
 from drivetrain.core.files import write_whole
-from drivetrain.supervise import answer
+from drivetrain.supervise.ending import answer
 
 CONTROL = "DRIVETRAIN_CONTROL_FD"
 PARENT = "DRIVETRAIN_SUPERVISOR_PID"

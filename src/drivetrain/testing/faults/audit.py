@@ -11,7 +11,7 @@ from pathlib import Path
 from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.checkpoint.place import place_at
-from drivetrain.supervise.testimony import kernel_state
+from drivetrain.supervise.ending.testimony import kernel_state
 
 StepIds = dict[int, list[int]]
 

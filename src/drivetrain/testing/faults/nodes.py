@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.record.session import Progress, read_progress
+from drivetrain.supervise.ending.testimony import kernel_state
 from drivetrain.supervise.processes.forking import Forked
-from drivetrain.supervise.testimony import kernel_state
 from drivetrain.testing.faults.hooks import FOLDER
 from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Host

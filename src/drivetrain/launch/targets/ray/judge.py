@@ -19,8 +19,8 @@ from ray.train import UserCallback
 from drivetrain.core.errors import DrivetrainError
 from drivetrain.launch.targets.ray.failures import as_rank_failure, end_of, in_words
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.supervise.account import Account
-from drivetrain.supervise.failure import RankFailure
+from drivetrain.supervise.ending.account import Account
+from drivetrain.supervise.ending.failure import RankFailure
 from drivetrain.supervise.policy import Budgets, End, Kind, decide
 
 

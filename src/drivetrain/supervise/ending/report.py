@@ -6,8 +6,8 @@ import time
 
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
-from drivetrain.supervise.account import Account
-from drivetrain.supervise.failure import RankFailure, root_cause, verdict
+from drivetrain.supervise.ending.account import Account
+from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.policy import End, Kind
 
 

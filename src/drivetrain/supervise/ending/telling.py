@@ -8,8 +8,8 @@ from pathlib import Path
 
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.run import explain_attempt
-from drivetrain.supervise.account import Account, write_end
-from drivetrain.supervise.testimony import Testimony
+from drivetrain.supervise.ending.account import Account, write_end
+from drivetrain.supervise.ending.testimony import Testimony
 
 
 def say(text: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from drivetrain.supervise.answer import ASK, COLLECTIVES, STACKS, STACKS_SIGNAL
+from drivetrain.supervise.ending.answer import ASK, COLLECTIVES, STACKS, STACKS_SIGNAL
 
 _PATIENCE_S = 2.0
 _CHILDS_PATIENCE_S = 0.5

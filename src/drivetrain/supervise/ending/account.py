@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.supervise.failure import RankFailure, by_cause
+from drivetrain.supervise.ending.failure import RankFailure, by_cause
+from drivetrain.supervise.ending.testimony import Testimony
 from drivetrain.supervise.policy import End, Kind
 from drivetrain.supervise.resources import Facts
-from drivetrain.supervise.testimony import Testimony
 
 
 @dataclass(frozen=True)
