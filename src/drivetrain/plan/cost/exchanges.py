@@ -34,13 +34,10 @@ def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> 
         ratio = 1.0 if candidate.precision == "fp32" else 0.5
         axes = "dp_shard × cp" if layout.cp > 1 else "dp_shard"
         for index in indices:
-            # the root (what is in no block) stays whole from its forward to the end of backward,
-            # unless other micro-batches come in between
-            stays = index in (0, len(numbers) - 1) and layout.pp == 1
-            times = turns * (1 if stays else 2)
+            # the root (what is in no block) stays whole from its forward to the end of backward
+            times = turns * (1 if index in (0, len(numbers) - 1) else 2)
             found["all_gather", axes] += times * numbers[index].parameters * ratio
-        # a pipeline's stages reduce after each micro-batch
-        found["reduce_scatter", axes] += trained * (turns if layout.pp > 1 else 1)
+        found["reduce_scatter", axes] += trained
         trained /= candidate.num_shards
     if layout.dp_replicate > 1:
         found["all_reduce", "dp_replicate"] += trained

@@ -175,7 +175,7 @@ def _data_exchange(
         turns = candidate.accumulation
         gather = ring.seconds("all_gather", whole * ratio, blocks)
         scatter = ring.seconds("reduce_scatter", trained, blocks)
-        if candidate.zero_stage == 3 or layout.pp > 1:  # after each micro-batch
+        if candidate.zero_stage == 3:  # after each micro-batch
             scatter *= turns
         forward = beside(turns * gather, turns * stage.forward, blocks)
         backward = beside(turns * gather + scatter, turns * stage.backward, blocks)
