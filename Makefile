@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod clean verdicts \
+.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
   faults ray targets plan-memory plan-published plan-time rehearsals simulations
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
@@ -41,6 +41,11 @@ docs:
 horovod:                          ## Horovod for this torch, built once (ten minutes) and kept in build/horovod
 	deploy/horovod/build.sh $(BIN)/python build/horovod
 	$(BIN)/python -m pip install --quiet build/horovod/horovod-*.whl
+
+nvme:                             ## DeepSpeed's async_io, compiled once (minutes; needs libaio-dev), and training on a disk
+	PATH="$(abspath $(BIN)):$$PATH" DS_ACCELERATOR=cpu $(BIN)/python -c \
+	  "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load()"
+	$(BIN)/pytest tests/ranks/test_nvme.py
 
 ray:                              ## everything on real Ray clusters: crashed hosts, elastic, the Jobs API (needs root)
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"

@@ -120,5 +120,5 @@ def gpt_metrics(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> d
     return {"loss": Total(loss, mask.sum()), "accuracy": Total(right, mask.sum())}
 
 
-def gpt_task(dropout: float = 0.1) -> Task:
-    return Task(model=lambda: GPT(dropout=dropout), loss=token_loss, metrics=gpt_metrics)
+def gpt_task(dropout: float = 0.1, width: int = 32, layers: int = 2) -> Task:
+    return Task(model=lambda: GPT(width, layers, dropout), loss=token_loss, metrics=gpt_metrics)

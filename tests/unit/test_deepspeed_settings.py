@@ -22,7 +22,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "deepspeed"
 def merged(deepspeed: dict[str, Any] | None = None, **changes: Any) -> Merged:
     parallel = {"strategy": "deepspeed", "deepspeed": deepspeed or {}}
     config = {"global_batch_size": 24, "micro_batch_size": 3, "max_steps": 1, "parallel": parallel}
-    return merge(resolve({**config, **changes}).config, accumulation=4, num_trained=1000)
+    profile = Profile(1000, 4000, 4000, 8000)
+    return merge(resolve({**config, **changes}).config, accumulation=4, profile=profile)
 
 
 def problems(theirs: dict[str, Any], **deepspeed: Any) -> list[str]:
@@ -93,6 +94,24 @@ def test_what_zero_cannot_do() -> None:
     assert "ZeRO has the stages 1, 2 and 3" in problem
 
 
+def test_what_a_disk_needs() -> None:
+    disk = {"stage": 3, "offload_param": {"device": "nvme"}}
+    (problem,) = problems({"zero_optimization": disk})
+    assert "offload to nvme needs a folder; name one on the disk" in problem
+    both = merged({"config": {"zero_optimization": disk}, "nvme_path": "/disk"})
+    assert both.problems == ()
+    assert both.settings["zero_optimization"] == {
+        "stage": 3,
+        "reduce_bucket_size": 1000,
+        "offload_param": {"device": "nvme", "nvme_path": "/disk", "buffer_size": 1000},
+        "stage3_prefetch_bucket_size": 0,
+    }
+    (problem,) = problems(
+        {"zero_optimization": {**disk, "stage3_prefetch_bucket_size": 7}}, nvme_path="/disk"
+    )
+    assert "stage3_prefetch_bucket_size = 7: fetching weights ahead from a disk" in problem
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (problem,) = merged({"config": str(tmp_path / "none.json")}).problems
     assert "cannot be read (No such file or directory)" in str(problem)
@@ -122,10 +141,16 @@ def test_what_the_config_alone_shows(changes: dict[str, Any], said: str) -> None
 
 @pytest.mark.parametrize(
     ("name", "stage", "offload"),
-    [("zero1", 1, "none"), ("zero2", 2, "none"), ("zero3", 3, "none"), ("zero3-offload", 3, "cpu")],
+    [
+        ("zero1", 1, "none"),
+        ("zero2", 2, "none"),
+        ("zero3", 3, "none"),
+        ("zero3-offload", 3, "cpu"),
+        ("zero3-nvme", 3, "nvme"),
+    ],
 )
 def test_the_examples_are_taken(name: str, stage: int, offload: str) -> None:
-    both = merged({"config": str(EXAMPLES / f"{name}.json")})
+    both = merged({"config": str(EXAMPLES / f"{name}.json"), "nvme_path": "/disk"})
     assert both.problems == ()
     assert (both.stage, both.offload("offload_param")) == (stage, offload)
 

@@ -1,12 +1,13 @@
 """The flat pieces that ZeRO's optimizer steps on, and what the user's optimizer keeps about them.
 
 All that is known here of DeepSpeed's inside: stages 1 and 2 have one flat piece per parameter
-group, stage 3 one per sub-group, which may lie on a disk while it is not used.
+group, stage 3 one per sub-group, which may lie on a disk while it is not used. A piece is read and
+written `at_hand`: from the disk once for all of its parameters, not once for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -42,14 +43,32 @@ class FlatGroups:
             if any(each is parameter for each in group)
         )
 
-    def keys_per_element(self) -> list[str]:
+    def by_group(
+        self, named: Iterable[tuple[str, nn.Parameter]]
+    ) -> dict[int, list[tuple[str, nn.Parameter]]]:
+        """Parameters by the piece they lie in; in the same order on all ranks."""
+        groups: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in named:
+            groups.setdefault(self.group_of(parameter), []).append((name, parameter))
+        return dict(sorted(groups.items()))
+
+    @contextmanager
+    def at_hand(self, group: int, *, will_change: bool = False) -> Iterator[None]:  # noqa: ARG002
+        """In here a piece and its state can be read; with `will_change`, changed too."""
+        yield
+
+    def refresh_weights(self) -> None:
+        """Take the pieces anew from the model's weights."""
+        self._zero.refresh_fp32_params()
+
+    def keys_per_element(self, group: int) -> list[str]:
         """What the optimizer keeps for each element, such as Adam's moments."""
-        piece = self.pieces[0]
+        piece = self.pieces[group]
         return [k for k, v in self._state(piece).items() if _is_per_element(v, piece)]
 
-    def common(self, parameter: nn.Parameter) -> dict[str, Any]:
+    def common(self, group: int) -> dict[str, Any]:
         """What it keeps once, such as the number of steps."""
-        piece = self.pieces[self.group_of(parameter)]
+        piece = self.pieces[group]
         return {
             key: value
             for key, value in self._state(piece).items()
@@ -83,7 +102,7 @@ class FlatGroups:
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
         for index, piece in enumerate(self.pieces):
-            with self._at_hand(index):
+            with self.at_hand(index, will_change=True):
                 before, piece.grad = piece.grad, torch.zeros_like(piece)
                 self._step(index)
                 piece.grad = before
@@ -98,10 +117,6 @@ class FlatGroups:
         # not by indexing, which would make an empty entry
         state: dict[str, Any] = self._optimizer.state.get(piece, {})
         return state
-
-    @contextmanager
-    def _at_hand(self, index: int) -> Iterator[None]:  # noqa: ARG002
-        yield
 
     def _step(self, index: int) -> None:
         groups = self._optimizer.param_groups
@@ -126,25 +141,46 @@ class SubGroups(FlatGroups):
         """DeepSpeed has noted it."""
         return int(self._zero.grad_position[self._zero.get_param_id(parameter)][0])
 
+    @contextmanager
+    def at_hand(self, group: int, *, will_change: bool = False) -> Iterator[None]:
+        """A piece that lies on a disk is brought in for the time."""
+        if not self._zero._swappable_optimizer_subgroup(group):  # noqa: SLF001
+            yield
+            return
+        self._zero._optimizer_states_and_gradient_swap_in(group)  # noqa: SLF001
+        yield
+        if will_change:
+            self._zero._optimizer_states_and_gradient_swap_out(group)  # noqa: SLF001
+        else:
+            self._zero._release_swap_buffers(group)  # noqa: SLF001
+
+    def refresh_weights(self) -> None:
+        """DeepSpeed's own takes pieces and weights for being in memory."""
+        for group, piece in enumerate(self.pieces):
+            with torch.no_grad(), self.at_hand(group, will_change=True):
+                weights = self._zero.fp16_partitioned_groups_flat[group]
+                if weights is None:  # they lie on a disk
+                    self._zero._swap_in_sub_group_to_flat_buffer(piece, group)  # noqa: SLF001
+                else:
+                    piece.copy_(weights)
+
+    def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """Not by DeepSpeed's own, which would bring the piece in from the disk again."""
+        part = self._part(parameter, key)
+        whole: torch.Tensor = self._zero._fp32_state_allgather(parameter, part)  # noqa: SLF001
+        return whole
+
     def set(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
         """DeepSpeed pads what the ranks do not divide evenly, and so does this."""
-        cut: Any = parameter  # DeepSpeed's addition to it is not torch's
-        size = int(cut.partition_numel())
-        start = size * int(self._zero._get_param_partition_rank(parameter))  # noqa: SLF001
-        part = torch.zeros(size, dtype=whole.dtype, device=whole.device)
-        mine = whole.flatten()[start : start + size]
+        part = self._part(parameter, key).zero_()
+        start = len(part) * int(self._zero._get_param_partition_rank(parameter))  # noqa: SLF001
+        mine = whole.flatten()[start : start + len(part)]
         part[: mine.numel()] = mine
-        _api().safe_set_local_optimizer_state(parameter, part, key)
 
-    @contextmanager
-    def _at_hand(self, index: int) -> Iterator[None]:
-        """A piece that lies on a disk is brought in for the time."""
-        is_away = self._zero._swappable_optimizer_subgroup(index)  # noqa: SLF001
-        if is_away:
-            self._zero._optimizer_states_and_gradient_swap_in(index)  # noqa: SLF001
-        yield
-        if is_away:
-            self._zero._optimizer_states_and_gradient_swap_out(index)  # noqa: SLF001
+    def _part(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        group, start, size = self._zero.grad_position[self._zero.get_param_id(parameter)]
+        state: torch.Tensor = self._state(self.pieces[group])[key]
+        return state.narrow(0, int(start), int(size))
 
     def _step(self, index: int) -> None:
         group = self._optimizer.param_groups[self._zero.sub_group_to_group_id[index]]

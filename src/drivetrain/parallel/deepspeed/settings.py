@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.config.schema import RunConfig
+from drivetrain.config.schema import DeepSpeed, RunConfig
 from drivetrain.core.errors import Problem
+from drivetrain.parallel.strategy import Profile
 
 Settings = dict[str, Any]
+OFFLOADS = ("offload_optimizer", "offload_param")
 _WHERE = "parallel.deepspeed.config"
 _OPEN = "auto"
 _RUNS_OWN = {
     "optimizer": "the optimizer is the task's",
     "scheduler": "the schedule is optimization.lr_scheduler_type",
 }
+_PREFETCH = "stage3_prefetch_bucket_size"
 _PRECISIONS = ("fp16", "bf16", "torch_autocast")
 
 
@@ -40,16 +43,23 @@ class Merged:
 
     def offload(self, what: str) -> str:
         """Where `offload_optimizer` or `offload_param` puts things: none, cpu or nvme."""
-        return str(self.settings["zero_optimization"].get(what, {}).get("device", "none"))
+        return str(self._section(what).get("device", "none"))
+
+    def folder(self, what: str) -> str | None:
+        """Of what goes to a disk."""
+        return self._section(what).get("nvme_path")
+
+    def _section(self, what: str) -> Settings:
+        return self.settings["zero_optimization"].get(what) or {}
 
 
-def merge(config: RunConfig, accumulation: int, num_trained: int) -> Merged:
+def merge(config: RunConfig, accumulation: int, profile: Profile) -> Merged:
     """The user's file, if there is one, with what the run decides on top."""
     given = config.parallel.deepspeed.config
     theirs = _read(given) if isinstance(given, Path) else given or {}
     if isinstance(theirs, Problem):
         return Merged({"zero_optimization": {"stage": 2}}, (theirs,))
-    ours = _ours(config, accumulation, theirs.get("zero_optimization", {}), num_trained)
+    ours = _ours(config, accumulation, theirs.get("zero_optimization", {}), profile)
     problems = [
         *_contradictions(theirs, ours),
         *_not_theirs(theirs, config),
@@ -73,20 +83,19 @@ def _read(path: Path) -> Settings | Problem:
     return read
 
 
-def _ours(config: RunConfig, accumulation: int, zero: Settings, num_trained: int) -> Settings:
+def _ours(config: RunConfig, accumulation: int, zero: Settings, profile: Profile) -> Settings:
     """What the run decides. `zero` is the file's section, for what the run leaves open."""
     run = config.parallel.deepspeed
     said = _said(zero.get("stage"))
     ours_zero: Settings = {"stage": run.zero_stage or (2 if said is None else said)}
-    for name in ("offload_optimizer", "offload_param"):
-        device = getattr(run, name)
-        if device is not None:
-            ours_zero[name] = {"device": device}
-            if device == "nvme":
-                ours_zero[name]["nvme_path"] = str(run.nvme_path)
+    for name in OFFLOADS:
+        if section := _offload(name, run, zero, profile):
+            ours_zero[name] = section
+    if _device("offload_param", run, zero) == "nvme" and _said(zero.get(_PREFETCH)) is None:
+        ours_zero[_PREFETCH] = 0
     if _said(zero.get("reduce_bucket_size")) is None:
         # a buffer of that many elements is kept; DeepSpeed's 500 million are for large models
-        ours_zero["reduce_bucket_size"] = max(1, min(500_000_000, num_trained))
+        ours_zero["reduce_bucket_size"] = max(1, min(500_000_000, profile.gradient_bytes // 4))
     settings: Settings = {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
@@ -105,6 +114,26 @@ def _ours(config: RunConfig, accumulation: int, zero: Settings, num_trained: int
             "lower_precision_safe_modules": [],
         }
     return settings
+
+
+def _device(name: str, run: DeepSpeed, zero: Settings) -> str | None:
+    said: str | None = _said((zero.get(name) or {}).get("device"))
+    return getattr(run, name) or said
+
+
+def _offload(name: str, run: DeepSpeed, zero: Settings, profile: Profile) -> Settings:
+    """Where it goes and, on a disk, into which folder."""
+    ours: Settings = {}
+    if getattr(run, name) is not None:
+        ours["device"] = getattr(run, name)
+    if _device(name, run, zero) != "nvme":
+        return ours
+    if run.nvme_path is not None:
+        ours["nvme_path"] = str(run.nvme_path)
+    if name == "offload_param" and _said((zero.get(name) or {}).get("buffer_size")) is None:
+        # five of that many elements are kept in locked memory; DeepSpeed's would be 2 GB
+        ours["buffer_size"] = max(1, min(100_000_000, profile.num_parameters))
+    return ours
 
 
 def _said(value: Any) -> Any:
@@ -176,6 +205,23 @@ def _impossible(merged: Merged) -> Iterator[Problem]:
             "use zero_stage=3, or cpu",
             "nvme",
         )
+
+    prefetch = merged.settings["zero_optimization"].get(_PREFETCH)
+    if merged.offload("offload_param") == "nvme" and prefetch:
+        yield Problem(
+            f"{_WHERE}: zero_optimization.{_PREFETCH}",
+            "fetching weights ahead from a disk, DeepSpeed asks for one twice and fails",
+            "leave it out there, or offload weights to cpu",
+            prefetch,
+        )
+    for what in OFFLOADS:
+        if merged.offload(what) == "nvme" and not merged.folder(what):
+            yield Problem(
+                f"{_WHERE}: zero_optimization.{what}",
+                "offload to nvme needs a folder",
+                "name one on the disk to use: parallel.deepspeed.nvme_path",
+                has_value=False,
+            )
 
 
 def _without_open(settings: Settings) -> Settings:

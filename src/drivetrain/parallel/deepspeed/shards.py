@@ -62,11 +62,15 @@ class Shards:
         if make:
             flat.make_state()
         state: dict[str, Any] = {}
-        for name, parameter in self._trained():
-            for key in flat.keys_per_element():
-                state[f"{name}.{key}"] = self._slice(flat.get(parameter, key))
-            for key, value in flat.common(parameter).items():
-                state[f"{name}.{key}"] = value.clone() if isinstance(value, torch.Tensor) else value
+        for group, members in flat.by_group(self._trained()).items():
+            with flat.at_hand(group):
+                keys, common = flat.keys_per_element(group), flat.common(group)
+                for name, parameter in members:
+                    for key in keys:
+                        state[f"{name}.{key}"] = self._slice(flat.get(parameter, key))
+                    for key, value in common.items():
+                        is_tensor = isinstance(value, torch.Tensor)
+                        state[f"{name}.{key}"] = value.clone() if is_tensor else value
         return state
 
     def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
@@ -75,20 +79,16 @@ class Shards:
             full = whole(model[name])
             with torch.no_grad(), self._gathered([tensor], will_change=True):
                 tensor.copy_(full)
-        self.zero.refresh_fp32_params()
         flat = FlatGroups.of(self.zero, self.stage)
-        common: dict[int, dict[str, float]] = {}
-        for name, parameter in self._trained():
-            for key in flat.keys_per_element():
-                if (value := optimizer.get(f"{name}.{key}")) is not None:
-                    flat.set(parameter, key, whole(value))
-            for key in flat.common(parameter):
-                if (value := optimizer.get(f"{name}.{key}")) is not None:
-                    seen = common.setdefault(flat.group_of(parameter), {})
-                    if seen.setdefault(key, float(value)) != float(value):
-                        raise _differ(name, key)
-        for group, values in common.items():
-            flat.set_common(group, values)
+        flat.refresh_weights()
+        for group, members in flat.by_group(self._trained()).items():
+            with flat.at_hand(group, will_change=True):
+                for name, parameter in members:
+                    for key in flat.keys_per_element(group):
+                        if (value := optimizer.get(f"{name}.{key}")) is not None:
+                            flat.set(parameter, key, whole(value))
+            names = [name for name, _ in members]
+            flat.set_common(group, _agreed(names, list(flat.common(group)), optimizer))
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in self.inner.state_dict(keep_vars=True).items():
@@ -128,6 +128,17 @@ class Shards:
             shape=cut.shape,
             stride=cut.stride(),
         )
+
+
+def _agreed(names: list[str], keys: list[str], optimizer: Mapping[str, Any]) -> dict[str, float]:
+    """One value per key for all of a group."""
+    agreed: dict[str, float] = {}
+    for name in names:
+        for key in keys:
+            value = optimizer.get(f"{name}.{key}")
+            if value is not None and agreed.setdefault(key, float(value)) != float(value):
+                raise _differ(name, key)
+    return agreed
 
 
 def _differ(name: str, key: str) -> ConfigError:

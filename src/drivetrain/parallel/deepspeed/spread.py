@@ -11,6 +11,7 @@ import logging
 import os
 import warnings
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,10 @@ from torch._C._distributed_c10d import HashStore
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.extras import require
+from drivetrain.parallel.deepspeed.async_io import require_async_io
+from drivetrain.parallel.deepspeed.settings import OFFLOADS
 from drivetrain.parallel.deepspeed.shards import Shards
+from drivetrain.parallel.deepspeed.swap_folder import own_folder
 from drivetrain.parallel.strategy import OwnStep
 from drivetrain.parallel.whole import NOTHING
 from drivetrain.parallel.world import World
@@ -46,11 +50,25 @@ class Zero(Shards):
         """Let DeepSpeed shard the model and what the optimizer will keep."""
         deepspeed = load_deepspeed(self.world)
         engine, zero, _, _ = deepspeed.initialize(
-            model=self.inner, optimizer=optimizer, config=self._settings, dist_init_required=False
+            model=self.inner,
+            optimizer=optimizer,
+            config=self._on_own_folder(),
+            dist_init_required=False,
         )
         if zero.optimizer is not optimizer:
             raise _replaced(optimizer)
         self.engine, self.zero, self.module = engine, zero, engine
+
+    def _on_own_folder(self) -> dict[str, Any]:
+        """The settings, with a folder for this process alone on a disk that is offloaded to."""
+        zero = dict(self._settings["zero_optimization"])
+        on_disk = [what for what in OFFLOADS if zero.get(what, {}).get("device") == "nvme"]
+        if on_disk:
+            require_async_io()
+        for what in on_disk:
+            folder = own_folder(Path(zero[what]["nvme_path"]), self)
+            zero[what] = {**zero[what], "nvme_path": str(folder)}
+        return {**self._settings, "zero_optimization": zero}
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """Tell DeepSpeed where the step ends: it would count by itself, and turns may be empty."""

@@ -65,4 +65,4 @@ class DeepSpeedStrategy:
         return Zero(model.to(world.device), world, self._merged(Profile.of(model)).settings)
 
     def _merged(self, profile: Profile) -> Merged:
-        return merge(self._config, self._accumulation, profile.gradient_bytes // 4)
+        return merge(self._config, self._accumulation, profile)
