@@ -155,21 +155,50 @@ def try_both() -> list[tuple[str, str]]:
         (Plain(group), SlowHalf(group)),
     ]
     for plain, candidate in pairs:
-        trial = Trial(plain, candidate, group, torch.device("cpu"))
+        trial = Trial(plain, candidate, 0.0, torch.device("cpu"))
         trial.when_settled = lambda name, why: settled.append((name, why))
         for _ in range(20):
             bucket: Any = _Sample(torch.ones(8, 8))
             trial.exchange(bucket).wait()
-        again = Trial(plain, candidate, group, torch.device("cpu"))
+        again = Trial(plain, candidate, 0.0, torch.device("cpu"))
         again.load_state_dict(trial.state_dict())
         assert again.state_dict()["choice"] == settled[-1][0]
     return settled
 
 
 def test_a_trial_ends_with_the_shorter_steps_on_all_ranks() -> None:
-    for settled in run_ranks(try_both, 2, 60):
-        assert [name for name, _ in settled] == ["bf16", "none"]
-        assert "medians of 5" in settled[0][1]
+    outcomes = run_ranks(try_both, 2, 60)
+    assert [name for name, _ in outcomes[0]] == ["bf16", "none"]
+    assert outcomes[0] == outcomes[1], "the same decision, from the same figures"
+
+
+class Uneven(Plain):
+    """Slow on one rank alone, so that the others would decide otherwise by themselves."""
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        if dist.get_rank() == 1:
+            time.sleep(0.1)
+        return super().exchange(bucket)
+
+
+def count_steps_on_trial() -> tuple[int, str]:
+    group = dist.group.WORLD
+    assert group is not None
+    trial = Trial(Uneven(group), BFloat16(group), 0.1, torch.device("cpu"))
+    settled: list[str] = []
+    trial.when_settled = lambda name, why: settled.append(f"{name}, {why}")
+    num_steps = 0
+    while not settled:
+        bucket: Any = _Sample(torch.ones(8, 8))
+        trial.exchange(bucket)  # not waited for: only rank 1's own clock shows the wait
+        num_steps += not settled
+    return num_steps, settled[0]
+
+
+def test_ranks_whose_clocks_differ_decide_at_the_same_step() -> None:
+    first, second = run_ranks(count_steps_on_trial, 2, 60)
+    assert first == second
+    assert first[1].startswith("bf16, "), "rank 1's 100 ms, on rank 0 too"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """auto: plain gradients, unless a compressor has shown on this run's own steps that it pays.
 
 Two looks, the cheap one first. Before the run a sample is sent each way; where no candidate is much
-faster on the wire, plain ddp stays as torch has it. Otherwise the best one is put on trial: the
-first steps alternate between plain and it, and from then on the faster way is used. Only whole
-steps can tell: an exchange that hides behind backward costs nothing, however long it takes.
+faster on the wire, plain ddp stays as torch has it. Otherwise the best one is put on trial: steps
+alternate between plain and it until `verdict` has seen enough, and from then on the faster way is
+used. Only whole steps can tell: an exchange that hides behind backward costs nothing, however long
+it takes.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from drivetrain.config.schema import Communication
 from drivetrain.parallel.communication.choose import compressor_for
 from drivetrain.parallel.communication.compressor import Compressor, Mean
 from drivetrain.parallel.communication.half import Plain
+from drivetrain.parallel.communication.verdict import WORTH_KEEPING, pays
 
 _SAMPLE_BYTES = 4 * 2**20
-_REPEATS = 3
+_TRIES, _MORE_TRIES = 2, 3
+"""Two at least: the first may be slow because the connection's window still grows."""
+_PLAINLY_S = 0.1
+"""What takes this long is a slow link's doing; more tries would only cost as much again."""
 _WORTH_A_TRIAL = 0.8
 """On the wire alone; with backward beside it less is gained."""
 _AS_FAST = 1.05
 """Candidates this close are equals, and the one named first in `allow` is tried."""
 _LEAST_S = 1e-3
 """What cannot save more than this a step is not looked into: the hook itself costs some of it."""
-_UNCOUNTED_STEPS, _ROUNDS = 2, 5
-_WORTH_KEEPING = 0.95
-"""Of a whole step; steps differ by themselves, and in doubt gradients stay plain."""
+_UNCOUNTED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class OnTheWire:
         if fastest > _WORTH_A_TRIAL * plain or plain - fastest < _LEAST_S:
             return "none"
         return next(name for name, s in others.items() if s <= _AS_FAST * fastest)
+
+    def saved_s(self, name: str) -> float:
+        """What a candidate promises to save a step."""
+        return self.seconds["none"] - self.seconds[name]
 
     def __str__(self) -> str:
         words = {"none": "plain"}
@@ -84,15 +91,34 @@ def measure_wire(
     at_once = config.model_copy(
         update={"powersgd": config.powersgd.model_copy(update={"start_step": 2})}
     )
-    names = ("none", *config.allow)
-    times = []
-    for name in names:
+    seconds = {}
+    for name in ("none", *config.allow):
         compressor = compressor_for(name, at_once, group)
-        taken = [_time(compressor, side, group, device) for _ in range(_REPEATS + 2)]
-        times.append(min(taken[2:]))  # the first ones open connections, and PowerSGD's are plain
-    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+        for _ in range(2):  # the first ones open connections, and PowerSGD's are plain
+            _time(compressor, 1, group, device)
+        seconds[name] = _shortest(compressor, side, group, device) * scale
+    return OnTheWire(seconds)
+
+
+def _shortest(
+    compressor: Compressor, side: int, group: dist.ProcessGroup, device: torch.device
+) -> float:
+    """Of a few tries, and of some more where they are cheap. The slowest rank's."""
+
+    def best_of(tries: int) -> float:
+        taken_s = min(_time(compressor, side, group, device) for _ in range(tries))
+        return _slowest([taken_s], group, device)[0]
+
+    shortest = best_of(_TRIES)
+    return shortest if shortest > _PLAINLY_S else min(shortest, best_of(_MORE_TRIES))
+
+
+def _slowest(seconds: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    """The slowest rank's, on all ranks: what is decided from it, all decide alike."""
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-    return OnTheWire({name: s * scale for name, s in zip(names, slowest.tolist(), strict=True)})
+    agreed: list[float] = slowest.tolist()
+    return agreed
 
 
 def _time(
@@ -118,17 +144,20 @@ class Trial:
     name = "auto"
 
     def __init__(
-        self, plain: Plain, candidate: Compressor, group: dist.ProcessGroup, device: torch.device
+        self, plain: Plain, candidate: Compressor, promised_s: float, device: torch.device
     ) -> None:
         self.when_settled: Callable[[str, str], None] | None = None
         """Told the choice and its reason."""
         self._plain, self._candidate = plain, candidate
-        self._group, self._device = group, device
-        self._now: Compressor = plain
+        self._promised_s, self._device = promised_s, device
+        self._now: Compressor = candidate
         self._is_settled = False
-        self._began_s: float | None = None
+        self._began_s = 0.0
         self._num_steps = 0
-        self._times: dict[str, list[float]] = {plain.name: [], candidate.name: []}
+        self._taken_s: list[float] = []
+        """This rank's steps of the present round."""
+        self._plain_s: list[float] = []
+        self._candidate_s: list[float] = []
 
     @property
     def choice(self) -> str:
@@ -142,34 +171,45 @@ class Trial:
         return self._now.exchange(bucket)
 
     def _turn(self) -> None:
-        """One step is over, from first bucket to first bucket; whose turn is the next?"""
-        now_s = time.perf_counter()
-        if self._began_s is not None and self._num_steps > _UNCOUNTED_STEPS:
-            self._times[self._now.name].append(now_s - self._began_s)
-        if self._num_steps == _UNCOUNTED_STEPS + 2 * _ROUNDS:
-            self._settle()
-            return
-        self._now = self._plain if self._num_steps % 2 == 0 else self._candidate
-        self._num_steps += 1
-        self._began_s = now_s
+        """One step is over, from first bucket to first bucket; whose turn is the next?
 
-    def _settle(self) -> None:
-        """By the slowest rank's figures, so that all decide alike."""
-        medians = [median(self._times[each.name]) for each in (self._plain, self._candidate)]
-        slowest = torch.tensor(medians, dtype=torch.float64, device=self._device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self._group)
-        plain_s, candidate_s = slowest.tolist()
-        pays = candidate_s < _WORTH_KEEPING * plain_s
-        self._now = self._candidate if pays else self._plain
+        The first steps only warm up, with the candidate: on a slow link plain ones are dear.
+        """
+        if self._num_steps > _UNCOUNTED_STEPS:
+            self._taken_s.append(time.perf_counter() - self._began_s)
+        if len(self._taken_s) == 2:
+            self._end_round()
+        if self._is_settled:
+            return
+        counted = self._num_steps - _UNCOUNTED_STEPS
+        self._now = self._plain if counted >= 0 and counted % 2 == 0 else self._candidate
+        self._num_steps += 1
+        self._began_s = time.perf_counter()
+
+    def _end_round(self) -> None:
+        """Look at the figures that all ranks have."""
+        plain_s, candidate_s = _slowest(self._taken_s, self._plain.group, self._device)
+        self._taken_s = []
+        self._plain_s.append(plain_s)
+        self._candidate_s.append(candidate_s)
+        does_pay = pays(self._plain_s, self._candidate_s, self._promised_s)
+        if does_pay is not None:
+            self._settle(does_pay)
+
+    def _settle(self, does_pay: bool) -> None:
+        self._now = self._candidate if does_pay else self._plain
         self._is_settled = True
-        if self.when_settled is not None:
-            name = self._candidate.name
-            self.when_settled(
-                self._now.name,
-                f"a step took {plain_s * 1e3:.1f} ms with plain gradients and "
-                f"{candidate_s * 1e3:.1f} ms with {name}, medians of {_ROUNDS}"
-                + ("" if pays else f"; below {_WORTH_KEEPING:.0%} it would have been {name}"),
-            )
+        if self.when_settled is None:
+            return
+        plain_s, candidate_s = median(self._plain_s), median(self._candidate_s)
+        name, rounds = self._candidate.name, len(self._plain_s)
+        self.when_settled(
+            self._now.name,
+            f"a step took {plain_s * 1e3:.1f} ms with plain gradients and "
+            f"{candidate_s * 1e3:.1f} ms with {name}, "
+            + ("one of each" if rounds == 1 else f"medians of {rounds}")
+            + ("" if does_pay else f"; below {WORTH_KEEPING:.0%} it would have been {name}"),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The choice, if it was made: it stays for the run."""

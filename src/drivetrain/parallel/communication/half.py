@@ -21,11 +21,11 @@ class Plain:
     name = "none"
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
 
     def exchange(self, bucket: GradBucket) -> Mean:
         """One all-reduce."""
-        return allreduce_hook(self._group, bucket)
+        return allreduce_hook(self.group, bucket)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing is kept."""
@@ -42,7 +42,7 @@ class Float16(Plain):
 
     def exchange(self, bucket: GradBucket) -> Mean:
         """By torch."""
-        return fp16_compress_hook(self._group, bucket)
+        return fp16_compress_hook(self.group, bucket)
 
 
 class BFloat16(Plain):
@@ -53,12 +53,12 @@ class BFloat16(Plain):
     def exchange(self, bucket: GradBucket) -> Mean:
         """Divide, round, add up, widen."""
         buffer = bucket.buffer()
-        small = (buffer / self._group.size()).to(torch.bfloat16)
+        small = (buffer / self.group.size()).to(torch.bfloat16)
 
         def widen(sent: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             mean: torch.Tensor = buffer.copy_(sent.value()[0])
             return mean
 
-        work = dist.all_reduce(small, group=self._group, async_op=True)
+        work = dist.all_reduce(small, group=self.group, async_op=True)
         future: Mean = work.get_future().then(widen)
         return future

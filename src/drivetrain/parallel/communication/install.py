@@ -41,6 +41,7 @@ def install_compression(
     best = wire.best()
     if best == "none":
         return Installed(why_none=f"the gradients would take: {wire}")
-    trial = Trial(Plain(group), compressor_for(best, config, group), group, device)
+    candidate = compressor_for(best, config, group)
+    trial = Trial(Plain(group), candidate, wire.saved_s(best), device)
     install(trial, wrapped)
     return Installed(trial, note=f"communication: {best} is on trial; on the wire: {wire}")
