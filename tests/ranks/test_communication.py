@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from drivetrain.config.schema import Communication
 from drivetrain.config.schema import TopK as TopKConfig
-from drivetrain.parallel.communication.auto import OnTheWire, Trial, _Sample
+from drivetrain.parallel.communication.auto import OnTheWire, Trial, _Sample, begins_at_once
 from drivetrain.parallel.communication.compressor import Compressor, Mean
 from drivetrain.parallel.communication.half import BFloat16, Plain
 from drivetrain.parallel.communication.topk import TopK
@@ -199,6 +199,21 @@ def test_ranks_whose_clocks_differ_decide_at_the_same_step() -> None:
     first, second = run_ranks(count_steps_on_trial, 2, 60)
     assert first == second
     assert first[1].startswith("bf16, "), "rank 1's 100 ms, on rank 0 too"
+
+
+def exchange_thrice() -> bool:
+    group = dist.group.WORLD
+    assert group is not None
+    powersgd = begins_at_once("powersgd", Communication(), group)
+    matrix = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        bucket: Any = _Sample(matrix.clone())
+        mean = powersgd.exchange(bucket).wait()
+    return torch.allclose(mean, matrix.view(-1))
+
+
+def test_a_trial_of_powersgd_sees_it_at_work() -> None:
+    assert run_ranks(exchange_thrice, 2, 60) == [False, False], "compressed by the third step"
 
 
 @pytest.mark.parametrize(

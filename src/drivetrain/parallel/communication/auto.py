@@ -88,16 +88,19 @@ def measure_wire(
     """Send a sample each way. A collective call; every rank gets the same figures."""
     side = max(1, int((min(gradient_bytes, _SAMPLE_BYTES) / 4) ** 0.5))
     scale = gradient_bytes / (4 * side * side)
-    at_once = config.model_copy(
-        update={"powersgd": config.powersgd.model_copy(update={"start_step": 2})}
-    )
     seconds = {}
     for name in ("none", *config.allow):
-        compressor = compressor_for(name, at_once, group)
+        compressor = begins_at_once(name, config, group)
         for _ in range(2):  # the first ones open connections, and PowerSGD's are plain
             _time(compressor, 1, group, device)
         seconds[name] = _shortest(compressor, side, group, device) * scale
     return OnTheWire(seconds)
+
+
+def begins_at_once(name: str, config: Communication, group: dist.ProcessGroup) -> Compressor:
+    """PowerSGD's first steps are plain; as many as it may have, and a trial would see no others."""
+    powersgd = config.powersgd.model_copy(update={"start_step": 2})
+    return compressor_for(name, config.model_copy(update={"powersgd": powersgd}), group)
 
 
 def _shortest(

@@ -8,7 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config.schema import Communication
-from drivetrain.parallel.communication.auto import Trial, measure_wire
+from drivetrain.parallel.communication.auto import Trial, begins_at_once, measure_wire
 from drivetrain.parallel.communication.choose import compressor_for
 from drivetrain.parallel.communication.compressor import Compressor, install
 from drivetrain.parallel.communication.half import Plain
@@ -41,7 +41,7 @@ def install_compression(
     best = wire.best()
     if best == "none":
         return Installed(why_none=f"the gradients would take: {wire}")
-    candidate = compressor_for(best, config, group)
+    candidate = begins_at_once(best, config, group)
     trial = Trial(Plain(group), candidate, wire.saved_s(best), device)
     install(trial, wrapped)
     return Installed(trial, note=f"communication: {best} is on trial; on the wire: {wire}")
