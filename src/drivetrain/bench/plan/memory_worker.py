@@ -92,6 +92,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     output, names = Path(sys.argv[1]), set(sys.argv[2:])
+    output.mkdir(parents=True, exist_ok=True)
     identity = detect()
     path = output / f"measured-{identity.world_size}-{identity.rank}.json"
     found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
