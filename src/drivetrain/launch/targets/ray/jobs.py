@@ -36,12 +36,6 @@ def connect(address: str | None) -> Any:
         raise _unreachable(shown, str(error)) from None
 
 
-def server_behind(address: str | None) -> str:
-    """The job server's own address, whichever way was given to the cluster."""
-    found: str = connect(address).get_address()
-    return found
-
-
 @contextmanager
 def _given_address_wins(address: str | None) -> Iterator[None]:
     """Ray lets its variables win over what was said; a flag is said later than a variable."""
@@ -61,14 +55,16 @@ def _unreachable(address: str | None, reason: str) -> EnvironmentProblem:
     return EnvironmentProblem([Problem("--address", rule, remedy, address)])
 
 
-def submit(address: str, entrypoint: str, runtime_env: dict[str, Any], name: str) -> str:
-    """Ray's id of the job."""
+def submit(
+    address: str | None, entrypoint: str, runtime_env: dict[str, Any], name: str
+) -> tuple[str, str]:
+    """The job server's own address, whichever way in was given, and Ray's id of the job."""
     client = connect(address)
     with _told_plainly():
         made: str = client.submit_job(
             entrypoint=entrypoint, runtime_env=runtime_env, metadata={"name": name}
         )
-    return made
+    return client.get_address(), made
 
 
 def poll(address: str, job_id: str) -> Status:

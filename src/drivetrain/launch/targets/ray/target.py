@@ -62,10 +62,11 @@ class Ray(Options):
     def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - the file is there
         """Ray's job id."""
         (Path(job.run_dir) / STOP_FILE).unlink(missing_ok=True)
-        server = jobs.server_behind(self.address)
-        (Path(job.run_dir) / _SERVER_FILE).write_text(server)
         entrypoint = shlex.join(self._entrypoint(job))
-        return jobs.submit(server, entrypoint, self._runtime_env(job), job.name)
+        environment = self._runtime_env(job)
+        server, job_id = jobs.submit(self.address, entrypoint, environment, job.name)
+        (Path(job.run_dir) / _SERVER_FILE).write_text(server)
+        return job_id
 
     def poll(self, job: Job, job_id: str) -> Status:
         """What the job server says."""
