@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
+.PHONY: accelerator device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
   faults ray targets plan-memory plan-published plan-time rehearsals simulations
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
@@ -32,6 +32,18 @@ check: lint types house           ## everything that can be said without running
 slow:                             ## the tests that check leaves out: longer trainings on real ranks
 	$(BIN)/pytest -m "slow and not long"
 
+accelerator:                      ## the test device (tests/accelerator), built once and kept in build/accelerator
+	$(BIN)/python tests/accelerator/build.py build/accelerator
+
+on-device: accelerator            ## the tests on the test device
+	PYTHONPATH=build/accelerator $(BIN)/pytest tests/accelerator -m "not long"
+
+gpu-smoke:                        ## on a machine with GPUs, in ten minutes: parity, resume, a kill, bitwise, overhead; one report
+	$(BIN)/python -m tests.gpu_smoke build/gpu-smoke.md
+
+cuda-symbols:                     ## a CUDA build of torch, without a GPU: the names we ask for, what must not wake the driver (6 GB)
+	tests/cuda_symbols/run.sh $(PYTHON) build/cuda-symbols
+
 test:                             ## all tests
 	$(BIN)/pytest
 
@@ -57,6 +69,10 @@ targets:                          ## the same examples on every target, next to 
 drills:                           ## the first 20 drills of the campaign, as CI runs them
 	rm -rf build/drills
 	$(BIN)/drivetrain drill --campaign 20 --output build/drills
+
+drills-on-device: accelerator     ## the same 20 on the test device; results land in benchmarks/results/
+	rm -rf benchmarks/results/faults-on-device
+	PYTHONPATH=build/accelerator $(BIN)/drivetrain drill --campaign 20 --output benchmarks/results/faults-on-device
 
 campaign:                         ## all 300; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults
@@ -97,6 +113,9 @@ simulations:                      ## published runs against the simulator, and g
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
+
+device-matrix: accelerator        ## every layout on the test device against the CPU, written to docs/device-matrix.md
+	PYTHONPATH=build/accelerator $(BIN)/python -m tests.accelerator.table docs/device-matrix.md benchmarks/results/device-matrix
 
 plan-memory:                      ## predicted memory next to measured (half an hour): predict, train every case, compare
 	$(BIN)/python -m drivetrain.bench.plan.memory predict benchmarks/results/plan-memory

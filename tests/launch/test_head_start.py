@@ -72,6 +72,14 @@ def test_what_asks_for_more_is_left_to_the_supervisor(
     assert _start_early(tmp_path, *words, str(script), str(tmp_path)) == "False None"
 
 
+def test_a_vendors_devices_are_left_to_the_supervisor(tmp_path: Path, script: Path) -> None:
+    described = tmp_path / "vendor" / "vendor-0.dist-info"
+    described.mkdir(parents=True)
+    (described / "entry_points.txt").write_text("[torch.backends]\nvendor = vendor:autoload\n")
+    path = os.pathsep.join([str(described.parent), os.environ.get("PYTHONPATH", "")])
+    assert _start_early(tmp_path, str(script), str(tmp_path), PYTHONPATH=path) == "False None"
+
+
 def test_torchruns_variables_are_left_to_the_supervisor(tmp_path: Path, script: Path) -> None:
     assert (
         _start_early(tmp_path, str(script), str(tmp_path), PET_NPROC_PER_NODE="2") == "False None"

@@ -16,6 +16,7 @@ from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
+from drivetrain.train.watch.utilization import num_weights
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.resuming import Interrupted
 from tests.ranks.training import assert_same_training, largest_deviation, sentences, settings
@@ -108,6 +109,28 @@ def test_every_stage_trains_what_one_process_trains(
         for losses in by_name.values():
             assert len(losses) == STEPS + 1
             assert_same(losses, reference)
+
+
+class CountsWeights(Hook):
+    """The model's size, as utilisation is computed from it, once DeepSpeed has partitioned it."""
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
+        assert trainer.assembly is not None
+        model = trainer.assembly.engine.spread.inner
+        self.num_weights = num_weights(model)
+        self.num_here = sum(p.numel() for p in model.parameters())
+
+
+def counted_weights(folder: str) -> tuple[int, int]:
+    hook = CountsWeights()
+    config = settings(folder, max_steps=5, parallel=ZERO["3"], checkpoint={"every_steps": None})
+    Trainer(gpt_task(), config, hooks=[hook]).fit(sentences())
+    return hook.num_weights, hook.num_here
+
+
+def test_partitioned_weights_are_counted_whole(tmp_path: Path) -> None:
+    expected = sum(p.numel() for p in gpt_task().model().parameters())
+    assert run_ranks(counted_weights, 2, args=(str(tmp_path),)) == [(expected, 0)] * 2
 
 
 def handed_over(folder: str, changes: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import drivetrain
+from drivetrain.record.reading import open_run
 from drivetrain.testing import run_ranks
 from tests.gpt_task import GPT, Sentences, collate, gpt_metrics, token_loss
 from tests.ranks.training import (
@@ -85,3 +86,15 @@ def test_forgetting_a_call_is_said(tmp_path: Path) -> None:
     other = torch.optim.SGD(GPT().parameters(), lr=0.1)
     with pytest.raises(drivetrain.ConfigError, match="parameters that are not the model's"):
         drivetrain.prepare(GPT(), other, sentences(), config)
+
+
+def test_a_loop_that_is_left_early_has_its_last_step_written_down(tmp_path: Path) -> None:
+    loop = drivetrain.prepare(GPT, None, sentences(), settings(str(tmp_path), max_steps=5))
+    for number, step in enumerate(loop.steps(), 1):
+        for batch in step:
+            loop.backward(token_loss(loop.model, batch))
+        loop.step()
+        if number == 3:
+            break
+    assert loop.history.run_dir is not None
+    assert list(open_run(loop.history.run_dir).steps(0)["step"]) == [1, 2, 3]

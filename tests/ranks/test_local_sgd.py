@@ -139,7 +139,7 @@ def test_the_outer_step_is_torchs_nesterov() -> None:
     outer = torch.optim.SGD(reference.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     spread = Local(model, LocalSGD(outer="diloco"), world_of_one())
     for _ in range(4):
-        spread.about_to_move(8.0)
+        spread.about_to_move(torch.tensor([8.0]))
         with torch.no_grad():
             for mine, agreed in zip(model.parameters(), reference.parameters(), strict=True):
                 move = torch.randn_like(mine)
@@ -155,7 +155,7 @@ def test_in_the_middle_of_a_round_the_agreed_model_is_shown() -> None:
     model = nn.Linear(3, 2)
     spread = Local(model, LocalSGD(), world_of_one())
     before = weights_sha256(model.state_dict())
-    spread.about_to_move(8.0)
+    spread.about_to_move(torch.tensor([8.0]))
     nn.init.ones_(model.weight)
     mine = weights_sha256(model.state_dict())
     with spread.agreed():

@@ -91,3 +91,28 @@ def watched_and_not(output_dir: str) -> tuple[list[float], list[float]]:
             loop.step()
         losses.append(loop.history.losses)
     return losses[0], losses[1]
+
+
+def kept_of_an_evaluation(output_dir: str) -> int:
+    """fsdp gathers weights for each batch of an evaluation, too, which may have a million."""
+    task = small_task(width=8)
+    config = {
+        "global_batch_size": 12,
+        "micro_batch_size": 3,
+        "max_steps": 1,
+        "output_dir": output_dir,
+        "parallel": {"strategy": "fsdp"},
+        "checkpoint": {"every_steps": None},
+        "record": {"progress": "none", "sinks": []},
+    }
+    loop = prepare(task.model, None, samples(), config)
+    for step in loop.steps():
+        for batch in step:
+            loop.backward(task.loss(loop.model, batch))
+        loop.step()
+        loop.evaluate(samples(), lambda model, batch: {"loss": task.loss(model, batch)})
+    return len(loop.assembly.engine.waiting.take())
+
+
+def test_nothing_is_kept_of_the_waiting_between_steps(tmp_path: Path) -> None:
+    assert run_ranks(kept_of_an_evaluation, 2, 100, (str(tmp_path),)) == [0, 0]

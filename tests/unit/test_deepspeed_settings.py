@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from drivetrain.cluster.description import Cluster
+from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.deepspeed.settings import Merged, merge
+from drivetrain.parallel.deepspeed.strategy import DeepSpeedStrategy
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.strategy import Profile
+from drivetrain.parallel.world import World
 from drivetrain.train.doors.presets import DistributedConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deepspeed"
@@ -177,3 +182,16 @@ def test_the_front_door_takes_a_stage_or_a_config() -> None:
     assert resolve(run_config).config.parallel.deepspeed.config == contents
     with pytest.raises(ConfigError, match="zero_stage and deepspeed_config are DeepSpeed's"):
         DistributedConfig(zero_stage=2, backend="pytorch-fsdp")
+
+
+@pytest.mark.parametrize(("stage", "weights"), [(1, "meta"), (2, "meta"), (3, "cpu")])
+def test_stage_3_leaves_weights_on_the_host_until_they_are_partitioned(
+    stage: int, weights: str
+) -> None:
+    parallel = {"strategy": "deepspeed", "deepspeed": {"zero_stage": stage}}
+    config = resolve({"global_batch_size": 4, "max_steps": 1, "parallel": parallel}).config
+    world = World(detect(), Layout(), torch.device("meta"), None)  # stands for any other device
+    model = nn.BatchNorm1d(4)
+    DeepSpeedStrategy(config, 1).apply(model, world)
+    assert {p.device.type for p in model.parameters()} == {weights}
+    assert {b.device.type for b in model.buffers()} == {"meta"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from drivetrain.bench.plan.models import subject_of
 from drivetrain.cluster.catalogue import catalogue
 from drivetrain.cluster.description import Cluster, Device, Link
 from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED
+from drivetrain.plan.cost.context import rank_parts
+from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED, estimate
 from drivetrain.plan.cost.links import Ring, ring_along
 from drivetrain.plan.cost.memory import worst_memory
 from drivetrain.plan.cost.stages import stage_parts
@@ -25,10 +28,11 @@ from drivetrain.plan.for_launch import settings_of
 from drivetrain.plan.plan import make_plan
 from drivetrain.plan.profile.growth import Size, fit
 from drivetrain.plan.profile.model import Way
+from drivetrain.plan.profile.numbers import part_numbers
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.profile.sources import find_subject, from_script
 from drivetrain.plan.profile.subject import Subject
-from drivetrain.plan.search import Question
+from drivetrain.plan.search import Question, search
 from drivetrain.train.watch.plan import compare
 
 
@@ -319,3 +323,37 @@ def test_the_plan_of_a_command_line_becomes_its_words(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ConfigError, match="holds no plan"):
         settings_of(path)
+
+
+def test_gradients_are_reduced_in_every_micro_batch_only_where_memory_asks_for_it(
+    profiler: Profiler,
+) -> None:
+    question = Question(64, strategies=("fsdp",), micro_batch_size=1, recomputes=("none",))
+    roomy = search(profiler, cluster(nodes=1), question).fitting
+    assert all(not one.candidate.reduce_every_micro_batch for one in roomy)
+    plain = next(one for one in roomy if one.candidate.num_shards == 8)
+    each = replace(plain.candidate, reduce_every_micro_batch=True)
+    leaner = estimate(profiler, each, cluster(nodes=1))
+    assert leaner.memory.total < plain.memory.total
+    assert leaner.time.total > plain.time.total
+    between = (plain.memory.total + leaner.memory.total) / 2
+    tight = cluster(memory=(CONTEXT_BYTES + between) / (1 - FRAGMENTED), nodes=1)
+    chosen = search(profiler, tight, question).fitting
+    assert each in [one.candidate for one in chosen]
+    assert each.settings()["parallel.fsdp.reduce_every_micro_batch"] == "true"
+
+
+def test_context_parallel_ranks_hold_keys_of_the_whole_and_no_square_of_it() -> None:
+    profile = Profiler(subject_of("gpt", "adamw")).profile(Way())
+    alone = rank_parts(profile, Candidate(Layout(cp=1), "fsdp", 8))
+    shared = rank_parts(profile, Candidate(Layout(cp=2), "fsdp", 8))
+    hidden = profile.hand_over_bytes.one(8, 1.0)
+    half = part_numbers(profile, 8, 0.5)
+    assert shared[1].forward.peak == half[1].forward.peak + 2 * hidden
+    assert shared[1].backward.peak == half[1].backward.peak + 4 * hidden
+    assert shared[1].saved == half[1].saved
+    # half of the queries, all of the keys
+    assert alone[1].forward.attention_flops > 0
+    assert shared[1].forward.attention_flops == pytest.approx(alone[1].forward.attention_flops / 2)
+    # every rank has the loss of the whole
+    assert shared[-1].saved == alone[-1].saved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,53 @@ def test_starting_and_saving_may_take_longer() -> None:
     assert watch.observe([page(0, 0.0, Phase.STARTING)], 99) is None
     assert watch.observe([page(5, 0.0, Phase.SAVING)], 99) is None
     assert watch.observe([page(5, 0.0, Phase.SAVING)], 101) is not None
+
+
+def test_a_rank_that_compiles_and_those_that_wait_for_it_may_take_longer() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
+    compiling, waiting = replace(page(5, 1.0), is_compiling=True), page(5, 0.0)
+    for now_s in range(2, 80):
+        assert watch.observe([compiling, waiting], now_s) is None
+    done = page(5, 79.5)  # the other rank has only now come to the collective
+    assert watch.observe([done, waiting], 79.9) is None
+    stall = watch.observe([page(6, 80.4), waiting], 80.6)
+    assert stall is not None
+    assert "80.0 s are allowed" in str(stall)  # a second after the last look at the compilation
+
+
+def test_a_compilation_has_a_limit_too_and_so_has_waiting_for_one() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
+    compiling = replace(page(5, 10.0), is_compiling=True)
+    stall = watch.observe([compiling, page(6, 20.0)], 111)
+    assert stall is not None
+    assert "(compiling; 100.0 s are allowed)" in str(stall)
+    again = replace(page(5, 90.0), is_compiling=True)  # a second one, while rank 1 waits on
+    stall = watch.observe([again, page(4, 0.0)], 101.5)
+    assert stall is not None
+    assert stall.local_rank == 1
+
+
+def test_the_time_a_compilation_takes_is_not_learned_as_a_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 10**9
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    rank = ProgressPage(page_path(tmp_path, 0))
+    rank.note(Phase.STEPPING, 1)
+    for seconds, is_compiling in ((1, True), (60, False)):
+        now_ns += seconds * 10**9
+        rank.compiling(now=is_compiling)
+        found = read_progress(tmp_path, 0)
+        assert found is not None
+        assert found.is_compiling == is_compiling
+        assert found.phase is Phase.STEPPING
+        assert found.at_s == pytest.approx(now_ns * 1e-9)
+    now_ns += 10**9
+    rank.note(Phase.STEPPING, 2)
+    found = read_progress(tmp_path, 0)
+    assert found is not None
+    assert found.slowest_step_s == pytest.approx(1)
+    rank.close()
 
 
 def test_a_first_step_is_not_measured_by_the_floor() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,15 @@ def test_costs_follow_the_layout() -> None:
     assert (ddp.state_bytes, ddp.sent_bytes_per_step) == (16_000, 6000)
     assert (fsdp.state_bytes, fsdp.sent_bytes_per_step) == (4000, 9000)
     assert (hsdp.state_bytes, hsdp.sent_bytes_per_step) == (8000, 8000)
+
+
+def test_fsdp_keeps_whole_gradients_while_it_accumulates_unless_told_otherwise() -> None:
+    cluster, layout = Cluster(1, 4), Layout(dp_shard=4)
+    profile = replace(PROFILE, micro_batches_per_step=5)
+    once = FSDPStrategy(FSDP()).cost(profile, layout, cluster)
+    each = FSDPStrategy(FSDP(reduce_every_micro_batch=True)).cost(profile, layout, cluster)
+    assert (once.gradient_bytes, once.sent_bytes_per_step) == (4000, 33_000)
+    assert (each.gradient_bytes, each.sent_bytes_per_step) == (1000, 45_000)
 
 
 def test_what_does_not_fit_is_said_before_it_is_tried() -> None:

@@ -44,6 +44,7 @@ from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.config.schema import Checkpoint
+from drivetrain.parallel.parts import on_host, whole
 from drivetrain.parallel.world import World
 
 Result = TypeVar("Result")
@@ -84,7 +85,7 @@ class Checkpointer:
         self._strategy = strategy
         # saves talk beside the steps, so they need lines of their own
         self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
-        self._stager = CopyInMemory(world.device)
+        self._stager = CopyInMemory(world.accelerator)
         self._pending: _Pending | None = None
 
     def claim(self, step: int, at_least: int = 1) -> int:
@@ -124,16 +125,22 @@ class Checkpointer:
         if writes_alone and not self._world.is_main:
             return before
         folder = folder_name(step, self.attempt)
+        self._stager.changes_in_forward = state.changes_in_forward()
         no_dist = writes_alone or self._group is None
         if no_dist:
             _expect_one_process()
         future = async_save(
             tensors,
             storage_writer=ShardWriter(
-                self.place, folder, self._world.rank, lambda files: self._commit(manifest, files)
+                self.place,
+                folder,
+                self._world.rank,
+                lambda files: self._commit(manifest, files),
+                self._stager.synchronize_staging,
             ),
             planner=DefaultSavePlanner(flatten_state_dict=False),
-            process_group=self._group,
+            # one process alone sends nothing, but torch asks its group for a CPU backend
+            process_group=self._group or self._world.host_group,
             async_stager=self._stager,
             no_dist=no_dist,
         )
@@ -142,6 +149,15 @@ class Checkpointer:
         if not self._rule.asynchronous:
             return self.wait()
         return before
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a save may still be reading the tensors it was given."""
+        return self._stager.is_copying
+
+    def before_change(self) -> None:
+        """The tensors that are being saved are about to change."""
+        self._stager.before_change()
 
     def poll(self) -> Saved | None:
         """The save under way, if it is over; never waits."""
@@ -352,14 +368,12 @@ def _as_future(result: Any) -> Future[Any]:
 
 def _full(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
     """Whole tensors, on the rank that keeps them."""
-    from torch.distributed.tensor import DTensor
-
-    whole = {}
+    kept = {}
     for name, tensor in tensors.items():
-        full = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+        full = on_host(whole(tensor))
         if keep:
-            whole[name] = full
-    return whole
+            kept[name] = full
+    return kept
 
 
 def _versions() -> dict[str, str]:

@@ -44,7 +44,15 @@ class _Written:
 class ShardWriter(StorageWriter):
     """One rank's file; the coordinator adds the index and commits."""
 
-    def __init__(self, place: Place, folder: str, rank: int, commit: Commit) -> None:
+    def __init__(
+        self,
+        place: Place,
+        folder: str,
+        rank: int,
+        commit: Commit,
+        await_copies: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._await_copies = await_copies
         self._place = place
         self._folder = folder
         self._name = f"data-{rank:05d}.bin"
@@ -71,6 +79,7 @@ class ShardWriter(StorageWriter):
         if not plan.items:
             done.set_result([])
             return done
+        self._await_copies()
         start, whole = 0, 0
         with self._place.writing(f"{self._folder}/{self._name}") as file:
             for item in plan.items:

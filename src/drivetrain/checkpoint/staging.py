@@ -1,17 +1,28 @@
-"""Staging: a copy of this rank's tensors in memory, which is all that a step waits for.
+"""Staging: a copy of this rank's tensors in host memory, from which they are written.
 
-The copy's memory is kept from save to save. Tensors of all kinds are copied in one call; on a GPU
-into page-locked memory, so that the copies run side by side.
+On the CPU a step waits for the copy and for nothing else. On an accelerator it need not: copies run
+on a stream of their own, into page-locked memory, beside the next step's forward and backward.
+Two orders must hold. Whoever changes the tensors waits for the copies (`before_change`, which
+orders streams and does not block the host), and whoever writes the copies down waits until they
+have arrived (`synchronize_staging`, which blocks the writing thread). What a forward may change by
+itself (running statistics, a teacher's weights: everything that is neither trained nor optimizer
+state) is copied on the steps' own stream.
+
+The copies' memory is kept from save to save.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterable
+from threading import Lock
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
+from drivetrain.parallel.accelerator import Accelerator, use_device
 from drivetrain.parallel.parts import own_part
 
 
@@ -20,50 +31,140 @@ class CopyInMemory(AsyncStager):
 
     _synchronize_after_execute = False
 
-    def __init__(self, device: torch.device) -> None:
-        self._has_cuda = device.type == "cuda"
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._can_pin = not accelerator.is_cpu
         self._kept: dict[str, torch.Tensor] = {}
+        self._stream: torch.Stream | None = None
+        self._copied: list[torch.Event] = []
+        """Recorded behind the copies under way."""
+        self._sources: dict[str, tuple[torch.Tensor, int]] = {}
+        """What is being copied, with its version; held, so that its memory is not used again."""
+        self._looking = Lock()
+        """Weights must not move while the writing thread compares versions."""
+        self._torn = ""
+        self._waits_at_once = False
+        self.changes_in_forward: Callable[[str], bool] = lambda _: True
+        """By name: what may change before the next optimizer step."""
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The copies, by the same names."""
+        """The copies, by the same names; under way on an accelerator, done on the CPU."""
         for name, tensor in state_dict.items():
             kept = self._kept.get(name)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
                 self._kept[name] = self._room_for(tensor)
         staged = {name: self._kept[name] for name in state_dict}
         with torch.no_grad():
-            torch._foreach_copy_(
-                [_local(tensor) for tensor in staged.values()],
-                [_local(tensor) for tensor in state_dict.values()],
-                non_blocking=self._has_cuda,
-            )
-        if self._has_cuda:
-            torch.cuda.synchronize()
+            if self._accelerator.is_cpu:
+                _copy(staged, state_dict, state_dict, non_blocking=False)
+            else:
+                self._copy_beside(staged, state_dict)
         return staged
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether somebody has yet to wait for the copies."""
+        return bool(self._sources)
+
+    def before_change(self) -> None:
+        """Weights or optimizer state are about to change: the device copies them first.
+
+        A script that changes weights elsewhere (in its loss, in a hook) would have been too early.
+        That save is given up, and from then on copies are waited for at once.
+        """
+        if not self._sources:
+            return
+        for event in self._copied:
+            self._accelerator.current_stream.wait_event(event)
+        with self._looking:
+            self._look_for_changes()
+            self._sources = {}
+
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for."""
-        return
+        """Wait until the copies have arrived. Called by the thread that writes them."""
+        # a new thread is on device 0, where on CUDA the first call takes memory for a context
+        use_device(self._accelerator.device)
+        for event in self._copied:
+            event.synchronize()
+        with self._looking:
+            self._look_for_changes()
+        if self._torn:
+            raise RuntimeError(f"{self._torn} was changed while it was being copied")
 
     def close(self) -> None:
         """Give the memory back."""
         self._kept = {}
 
+    def _copy_beside(self, staged: dict[str, torch.Tensor], state_dict: dict[str, Any]) -> None:
+        steps = self._accelerator.current_stream
+        at_once = {name for name in state_dict if self.changes_in_forward(name)}
+        beside = {name: tensor for name, tensor in state_dict.items() if name not in at_once}
+        _copy(staged, state_dict, at_once, non_blocking=True)
+        self._copied = [steps.record_event()]
+        if self._stream is None:
+            self._stream = self._accelerator.stream()
+        self._stream.wait_event(self._copied[0])  # what is copied must have been computed
+        with self._stream:
+            _copy(staged, state_dict, beside, non_blocking=True)
+            self._copied.append(self._stream.record_event())
+        self._sources = {name: (tensor, version_of(tensor)) for name, tensor in beside.items()}
+        self._torn = ""
+        if self._waits_at_once:
+            self.before_change()
+
+    def _look_for_changes(self) -> None:
+        sources = self._sources.items()
+        self._torn = self._torn or next(
+            (n for n, (t, version) in sources if version_of(t) != version), ""
+        )
+        self._waits_at_once = self._waits_at_once or bool(self._torn)
+
     def _room_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        local = _local(tensor)
-        room = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=self._has_cuda)
+        local = own_part(tensor)
+        room = self._host_memory(local.shape, local.dtype)
         if not isinstance(tensor, DTensor):
             return room
-        return DTensor.from_local(
-            room,
-            tensor.device_mesh,
-            tensor.placements,
-            run_check=False,
-            shape=tensor.shape,
-            stride=tensor.stride(),
+        # not DTensor.from_local(), which would move it to the mesh's device
+        return DTensor(room, tensor._spec, requires_grad=False)  # noqa: SLF001 - as torch's own staging
+
+    def _host_memory(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        if self._can_pin:
+            try:
+                return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+            except RuntimeError as error:
+                self._can_pin = False
+                cause = str(error).partition("\n")[0]
+                warnings.warn(
+                    f"no page-locked memory for a save's copies ({cause}): steps wait for them",
+                    stacklevel=2,
+                )
+        return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Counted up by torch with changes in place.
+
+    A change of a DTensor does not count for its part, nor the other way round. Not counted at all
+    is what goes through `.data`, and the foreach operators on DTensors.
+    """
+    version = tensor._version  # noqa: SLF001 - it has no other name
+    if isinstance(tensor, DTensor):
+        version += tensor._local_tensor._version  # noqa: SLF001 - to_local() may give a view
+    return version
+
+
+def _copy(
+    targets: dict[str, torch.Tensor],
+    sources: dict[str, Any],
+    names: Iterable[str],
+    *,
+    non_blocking: bool,
+) -> None:
+    """Tensors of all kinds in one call."""
+    chosen = list(names)
+    if chosen:
+        torch._foreach_copy_(
+            [own_part(targets[name]).detach() for name in chosen],
+            [own_part(sources[name]).detach() for name in chosen],
+            non_blocking=non_blocking,
         )
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory this rank holds of it."""
-    return own_part(tensor).detach()

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.accelerator import Accelerator, accelerator_of
 
 Values = dict[str, Any]
 
@@ -51,6 +52,8 @@ class TrainingState:
     """Different on every rank."""
     is_first_copy: bool = True
     """Of all ranks with the same part of the model."""
+    accelerator: Accelerator = field(default_factory=lambda: accelerator_of(torch.device("cpu")))
+    """Whose random stream is part of it."""
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and buffers, by the user's names; this rank's part of them."""
@@ -77,6 +80,15 @@ class TrainingState:
         common = {name: thing.state_dict() for name, thing in self.common.items()}
         return tensors, {"optimizer": {"values": values, "groups": groups}, "common": common}
 
+    def changes_in_forward(self) -> Callable[[str], bool]:
+        """Tells by name what may change before the next optimizer step.
+
+        Weights that are not trained may: a teacher's follow the student's in the forward.
+        """
+        parameters = self.model.named_parameters()
+        steady = {f"model.{name}" for name, p in parameters if p.requires_grad}
+        return lambda name: name not in steady and not name.startswith("optimizer.")
+
     def load_targets(self) -> dict[str, torch.Tensor]:
         """The tensors in use, to be overwritten in place."""
         weights = self.model_tensors()
@@ -95,7 +107,7 @@ class TrainingState:
             if name in values["common"]:
                 thing.load_state_dict(values["common"][name])
         if own is not None:
-            _restore_random(own["random"])
+            _restore_random(own["random"], self.accelerator)
             for name, thing in self.own.items():
                 if name in own:
                     thing.load_state_dict(own[name])
@@ -117,7 +129,7 @@ class TrainingState:
 
     def _own(self) -> dict[str, Any]:
         return {
-            "random": _random_state(),
+            "random": _random_state(self.accelerator),
             **{name: thing.state_dict() for name, thing in self.own.items()},
         }
 
@@ -168,7 +180,8 @@ def unpack(packed: torch.Tensor) -> dict[str, Any]:
     """The same back; `weights_only` runs no code that might hide in it."""
     buffer = io.BytesIO(packed.numpy().tobytes())
     try:
-        state: dict[str, Any] = torch.load(buffer, weights_only=True)
+        # wherever it was: the device it was saved on may have another number here, or be none
+        state: dict[str, Any] = torch.load(buffer, weights_only=True, map_location="cpu")
     except Exception as error:  # whatever torch and zip make of bytes that are something else
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DamagedCheckpoint(f"a rank's own state cannot be read ({reason})") from error
@@ -250,14 +263,15 @@ def plain(value: Any, name: str) -> Any:
     )
 
 
-def _random_state() -> dict[str, Any]:
+def _random_state(accelerator: Accelerator) -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(numbers), gauss],
     }
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
+    device = accelerator.random_state()
+    if device is not None:
+        state[accelerator.device.type] = device
     numpy = _numpy()
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
@@ -265,12 +279,12 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def _restore_random(state: Mapping[str, Any]) -> None:
+def _restore_random(state: Mapping[str, Any], accelerator: Accelerator) -> None:
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    if "cuda" in state and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda"])
+    if accelerator.device.type in state:
+        accelerator.set_random_state(state[accelerator.device.type])
     numpy = _numpy()
     if numpy is not None and "numpy" in state:
         name, keys, position, has_gauss, cached = state["numpy"]

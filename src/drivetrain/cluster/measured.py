@@ -66,12 +66,15 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-_LARGE_SIDE = 256
+def _least_large_side(products: Mapping[Any, float]) -> float:
+    """From where on products count as large; an accelerator needs larger ones than a host."""
+    return max(map(int, products)) / 4
 
 
 def _large(products: Mapping[Any, float]) -> float:
     """Of large products, the middle one: a single one may have had the machine to itself."""
-    return median(rate for side, rate in products.items() if int(side) >= _LARGE_SIDE)
+    least = _least_large_side(products)
+    return median(rate for side, rate in products.items() if int(side) >= least)
 
 
 def _small(products: Mapping[Any, float]) -> float:
@@ -79,11 +82,11 @@ def _small(products: Mapping[Any, float]) -> float:
 
     By small products only: a large one that is slower than others is so for other reasons.
     """
-    best = _large(products)
+    best, least = _large(products), _least_large_side(products)
     wanted = [
         2.0 * float(side) ** 3 * max(0.0, best / rate - 1.0)
         for side, rate in products.items()
-        if int(side) < _LARGE_SIDE
+        if int(side) < least
     ]
     return median(wanted) if wanted else 0.0
 

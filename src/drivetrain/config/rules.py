@@ -195,6 +195,14 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
             "use same_stream, or reproducibility=standard",
             "own_shard",
         )
+    mode = config.compile.mode
+    if config.compile.enabled and mode is not None and mode.startswith("max-autotune"):
+        yield Problem(
+            "compile.mode",
+            "kernels that are chosen by timing them differ from rank to rank, and so do their bits",
+            "leave it out, or use reproducibility=standard",
+            mode,
+        )
 
 
 def _compression(config: RunConfig) -> Iterator[Problem]:
@@ -280,7 +288,10 @@ RULES: Sequence[Rule] = (
     Rule((*_AXES, "precision.dtype", "fault_tolerance"), _divided),
     Rule((*_AXES, "parallel.pipeline.schedule", "parallel.tensor.loss_parallel"), _pipeline),
     Rule(("memory.offload", "parallel.strategy"), _offload),
-    Rule(("reproducibility", "parallel.strategy", "data.iterable_sharding"), _bitwise),
+    Rule(
+        ("reproducibility", "parallel.strategy", "data.iterable_sharding", "compile.mode"),
+        _bitwise,
+    ),
     Rule(
         (
             "communication.compression",

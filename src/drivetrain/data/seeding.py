@@ -7,12 +7,14 @@ import sys
 
 import torch
 
+from drivetrain.parallel.accelerator import accelerator_of
+
 
 def seed_model(seed: int, device: torch.device) -> None:
     """Torch's streams on the CPU and on the rank's device: dropout and the like."""
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(seed)
+    if device.type != "cpu":
+        accelerator_of(device).seed(seed)
 
 
 def seed_data(seed: int) -> None:

@@ -59,9 +59,9 @@ class Source:
         return options
 
 
-def source_from(data: Any, config: Data, *, has_cuda: bool) -> Source:
+def source_from(data: Any, config: Data, *, can_pin: bool) -> Source:
     """Read the user's object. A DataLoader brings its own collate, workers and shuffling."""
-    pin_memory = has_cuda if config.pin_memory == "auto" else config.pin_memory
+    pin_memory = can_pin if config.pin_memory == "auto" else config.pin_memory
     if is_ray_dataset(data):
         data = RayRows(data)
     if isinstance(data, DataLoader):

@@ -1,4 +1,4 @@
-"""Collectives: what each rank has asked of the others, from torch's flight recorder.
+"""Collectives: what each rank has asked of the others, from torch's flight recorders.
 
 Every rank numbers the collectives of a group as it calls them. Ranks that run the same program call
 the same ones in the same order: where they do not, the numbers tell who was the first to differ,
@@ -86,7 +86,7 @@ class Difference:
 
 
 def parse_calls(document: Mapping[str, Any]) -> Calls:
-    """From what a rank has written (supervise/ending/answer.py)."""
+    """From what a rank has written (supervise/ending/flight_recorders.py)."""
     sites = [tuple(Frame(*frame) for frame in frames) for frames in document["sites"]]
     calls = tuple(
         Call(

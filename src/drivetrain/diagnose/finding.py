@@ -37,6 +37,7 @@ class Kind(Enum):
     CHECKPOINT_BOUND = "checkpoint_bound"
     LAUNCH_BOUND = "launch_bound"
     OVERSUBSCRIBED = "oversubscribed_host"
+    TIMES_UNKNOWN = "times_unknown"
 
 
 @dataclass(frozen=True)

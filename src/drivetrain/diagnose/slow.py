@@ -12,7 +12,7 @@ from drivetrain.diagnose.bottleneck import Laps
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.diagnose.straggler import Array
 from drivetrain.record.reading import PastAttempt, RunReading
-from drivetrain.record.step_file import COMPILES
+from drivetrain.record.step_file import COMPILES, HOST_TIMED
 
 _WARM_UP_STEPS = 3
 """At the start of an attempt, caches are cold and memory is being had."""
@@ -29,12 +29,27 @@ def findings(run: RunReading) -> list[Finding]:
     for attempt in reversed(run.attempts()):
         steps, laps, ranks = read_laps(run, attempt)
         if len(steps) >= _FEWEST_STEPS:
+            if _is_host_timed(run, ranks[0]):
+                return [_TIMES_UNKNOWN]
             crowded = _oversubscribed(attempt)
             slow = [] if crowded else _stragglers(attempt, steps, laps, ranks)
             # where all wait for data, one waits a little longer: what costs more comes first
             weighed = sorted([*slow, *bottleneck.findings(laps)], key=lambda pair: -pair[0])
             return [*crowded, *(finding for _, finding in weighed)]
     return []
+
+
+def _is_host_timed(run: RunReading, rank: int) -> bool:
+    return bool((run.last_steps(rank, 1)["flags"] & HOST_TIMED).any())
+
+
+_TIMES_UNKNOWN = Finding(
+    Severity.NOTE,
+    Kind.TIMES_UNKNOWN,
+    "what the steps spent their time on is not known: the device has no timed events, and the "
+    "host's clock only says when work was asked for",
+    "nothing need be done; stragglers and bottlenecks are not looked for in this run",
+)
 
 
 def _oversubscribed(attempt: PastAttempt) -> list[Finding]:

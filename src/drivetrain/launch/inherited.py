@@ -11,6 +11,8 @@ from drivetrain.record.session import RUN_DIR
 from drivetrain.supervise.policy import Budgets
 
 _FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Both of torch's recorders, the shared one and NCCL's, read the first; the second is its old name,
+of which torch warns when it is set."""
 
 
 def variables_of_ranks(run_dir: str | None, num_ranks: int | None) -> dict[str, str]:

@@ -67,10 +67,10 @@ def _check_live(args: argparse.Namespace) -> None:
 
 def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
     """What torchrun leaves to the user: all devices, and where to meet."""
-    import torch
+    from drivetrain.parallel.accelerator import num_devices
 
     if "--nproc-per-node" not in given and "PET_NPROC_PER_NODE" not in os.environ:
-        args.nproc_per_node = str(max(1, torch.cuda.device_count()))
+        args.nproc_per_node = str(max(1, num_devices()))
     if args.run_dir is not None:
         args.run_dir = str(Path(args.run_dir).absolute())
     if not given & _SAYS_WHERE_TO_MEET and "PET_NNODES" not in os.environ:

@@ -1,14 +1,19 @@
 """cp: each rank has a part of every sequence; attention sees all of it.
 
-Keys and values are gathered over the `cp` ranks, queries stay where they are. (torch's own context
-parallelism is experimental, and on CPU it is silently wrong; gathering is exact on every device.)
+Keys and values are gathered over the `cp` ranks, queries stay where they are; no mask is made
+(`attention/parts.py`). Backward gathers once more, so that between the two a rank keeps its own
+part only. (torch's own context parallelism is experimental, and on CPU it is silently wrong.)
 The model is called as ever: what goes in is cut along the sequence, what comes out is put together
 again, so that the loss is that of the whole sequence on every rank.
+
+Parts are consecutive. With causal attention the first rank attends to one part and the last to all:
+it has 2 - 1/cp times the ranks' mean work in attention, and the others wait for it.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -17,16 +22,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.attention.parts import attend_to_parts, attend_to_parts_backward
 from drivetrain.parallel.blocks import repeated_blocks
 
 _SEQUENCE = 1  # of inputs and outputs; of queries, keys and values it is the last but one
 _POSITIONS = "position_ids"
 # torch's own, whatever somebody may have put in its place in torch.nn.functional
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 - it has no other name
+# newer torch's names, and older
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def share_sequences(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -43,24 +51,24 @@ def share_sequences(model: nn.Module, mesh: DeviceMesh) -> None:
         size = mesh.size()
         raise ConfigError([Problem("parallel.cp", *words, size) for words in problems])
     for block in blocks:  # its forward, so that recomputation does the same again
-        block.forward = partial(_attending_to_all, block.forward, mesh)
+        block.forward = partial(_attending_to_all, block.forward, group)
     model.register_forward_pre_hook(_Cut(group), with_kwargs=True)
     model.register_forward_hook(_PutTogether(group))
 
 
 def _attending_to_all(
-    forward: Callable[..., Any], mesh: DeviceMesh, *args: Any, **kwargs: Any
+    forward: Callable[..., Any], group: dist.ProcessGroup, *args: Any, **kwargs: Any
 ) -> Any:
-    with _GatheredAttention(mesh):
+    with _SharedAttention(group):
         return forward(*args, **kwargs)
 
 
-class _GatheredAttention(TorchFunctionMode):
+class _SharedAttention(TorchFunctionMode):
     """scaled_dot_product_attention over all parts of the sequence."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self._mesh = mesh
+        self._group = group
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -77,25 +85,97 @@ class _GatheredAttention(TorchFunctionMode):
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        **options: Any,
+        scale: float | None = None,
+        enable_gqa: bool = False,  # noqa: ARG002 - the shapes say it
     ) -> torch.Tensor:
-        if attn_mask is not None:
-            rule = "attention with a mask of its own cannot be shared"
-            raise ConfigError([Problem("parallel.cp", rule, "use causal or full attention")])
-        key, value = self._all(key), self._all(value)
-        if is_causal:
-            first = self._mesh.get_local_rank() * query.shape[-2]
-            rows = torch.arange(first, first + query.shape[-2], device=query.device)
-            attn_mask = rows[:, None] >= torch.arange(key.shape[-2], device=query.device)
-        attended: torch.Tensor = _ATTENTION(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options
-        )
-        return attended
+        self._refuse(query, key, attn_mask, dropout_p, is_causal)
+        if scale is None:
+            scale = 1.0 / math.sqrt(query.shape[-1])
+        inputs = [_with_heads(_autocast(x)) for x in (query, key, value)]
+        shared: Any = _Attention.apply
+        out: torch.Tensor = shared(*inputs, self._group, is_causal, scale)
+        return out.reshape(*query.shape[:-1], value.shape[-1])
 
-    def _all(self, part: torch.Tensor) -> torch.Tensor:
-        cut = DTensor.from_local(part, self._mesh, [Shard(part.dim() - 2)], run_check=False)
-        # every rank's queries have a gradient for all keys and values: they are added up
-        return cut.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    def _refuse(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        is_causal: bool,
+    ) -> None:
+        problems = []
+        if mask is not None:
+            rule = "attention with a mask of its own cannot be shared"
+            problems.append((rule, "use causal or full attention"))
+        if dropout > 0.0:
+            rule = f"attention with dropout ({dropout:g}) cannot be shared"
+            problems.append((rule, "set the model's attention dropout to 0"))
+        if is_causal and query.shape[-2] != key.shape[-2]:
+            rule = f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys"
+            problems.append((rule, "share it only where both are parts of one sequence"))
+        if problems:
+            size = dist.get_world_size(self._group)
+            raise ConfigError([Problem("parallel.cp", *words, size) for words in problems])
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    """As autocast would: torch's attention computes in its precision."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or not x.is_floating_point():
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
+def _with_heads(x: torch.Tensor) -> torch.Tensor:
+    """Batch × heads × length × size."""
+    return x if x.dim() == 4 else x.reshape(-1, 1, *x.shape[-2:])
+
+
+class _Attention(torch.autograd.Function):
+    """A rank's queries attend to all ranks' keys and values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        group: dist.ProcessGroup,
+        causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.group, ctx.how = group, (dist.get_rank(group) if causal else None, scale)
+        out: torch.Tensor
+        out, lse = attend_to_parts(query, _stacked(key, group), _stacked(value, group), *ctx.how)
+        ctx.save_for_backward(query, key, value, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        query, key, value, out, lse = ctx.saved_tensors
+        keys, values = _stacked(key, ctx.group), _stacked(value, ctx.group)
+        to_query, to_keys, to_values = attend_to_parts_backward(
+            gradients[0].contiguous(), query, keys, values, out, lse, *ctx.how
+        )
+        del keys, values  # not needed beside what the exchange takes
+        to_key = _own_sum(to_keys, ctx.group)
+        return to_query, to_key, _own_sum(to_values, ctx.group), None, None, None
+
+
+def _stacked(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Every rank's part, in order."""
+    ranks = dist.get_world_size(group)
+    gathered = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
+    _all_gather(gathered, part.contiguous(), group=group)
+    return gathered.view(ranks, *part.shape)
+
+
+def _own_sum(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """All ranks' queries have gradients for this rank's keys: they are added up."""
+    own = torch.empty_like(parts[0])
+    _reduce_scatter(own, parts.flatten(0, 1), group=group)
+    return own
 
 
 class _Cut:

@@ -59,7 +59,6 @@ class DDPStrategy:
             return Whole(model, counts=world.speaks_for_samples)
         wrapped = DistributedDataParallel(
             model,
-            device_ids=[world.device] if world.device.type == "cuda" else None,
             bucket_cap_mb=self._config.bucket_cap_mb,
             find_unused_parameters=self._config.find_unused_parameters,
             gradient_as_bucket_view=self._config.gradient_as_bucket_view,

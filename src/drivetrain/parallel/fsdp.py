@@ -58,16 +58,22 @@ class FSDPStrategy:
         return memory_problems(self.cost(profile, layout, cluster), cluster, "use more ranks")
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:  # noqa: ARG002
-        """A shard of everything, against gathering the weights for each micro-batch."""
+        """A shard of everything, against gathering the weights for each micro-batch.
+
+        Gradients are in shards only where nothing is accumulated, or each micro-batch is reduced.
+        """
         shards, copies = layout.dp_shard * layout.cp, layout.dp_replicate
         gathers = 1 if self._config.reshard_after_forward is False else 2
-        # weights are gathered for every micro-batch, gradients travel once per step
-        copies_sent = gathers * profile.micro_batches_per_step + 1
+        turns = profile.micro_batches_per_step
+        every = self._config.reduce_every_micro_batch
+        # weights are gathered for every micro-batch
+        copies_sent = gathers * turns + (turns if every else 1)
         within = copies_sent * profile.parameter_bytes * (shards - 1) // shards
         across = 2 * (profile.parameter_bytes // shards) * (copies - 1) // copies
+        is_whole = turns > 1 and not every  # until the last micro-batch
         return Cost(
             profile.parameter_bytes // shards,
-            profile.gradient_bytes // shards,
+            profile.gradient_bytes // (1 if is_whole else shards),
             profile.optimizer_bytes // shards,
             within + across,
         )
@@ -86,18 +92,23 @@ class FSDPStrategy:
             reduce_dtype=torch.float32 if self._compute_dtype else None,
         )
         reshard = self._config.reshard_after_forward
-        is_cuda = world.device.type == "cuda"
+        can_pin = not world.accelerator.is_cpu
         for module in (*blocks, model):
             fully_shard(
                 module,
                 mesh=mesh,
                 mp_policy=policy,
-                offload_policy=CPUOffloadPolicy(pin_memory=is_cuda)
+                offload_policy=CPUOffloadPolicy(pin_memory=can_pin)
                 if self._offload
                 else OffloadPolicy(),
                 reshard_after_forward=None if reshard == "auto" else reshard,
             )
-        return Sharded(model, mesh.size(), counts=world.speaks_for_samples)
+        return Sharded(
+            model,
+            mesh.size(),
+            counts=world.speaks_for_samples,
+            reduces_every_micro_batch=self._config.reduce_every_micro_batch,
+        )
 
 
 class Sharded:
@@ -107,7 +118,14 @@ class Sharded:
     needs_every_turn = True
     own_step: OwnStep | None = None
 
-    def __init__(self, model: nn.Module, num_ranks: int, *, counts: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        num_ranks: int,
+        *,
+        counts: bool = True,
+        reduces_every_micro_batch: bool = False,
+    ) -> None:
         if not isinstance(model, FSDPModule):
             raise TypeError("fully_shard() did not take hold of the model")
         self.module: nn.Module = model
@@ -115,14 +133,15 @@ class Sharded:
         self.evaluated: Any = model
         self.counts = counts
         self.loss_multiplier = float(num_ranks)  # FSDP2 divides by the number of ranks
+        self.reduces_every_micro_batch = reduces_every_micro_batch
         self._root: FSDPModule = model
-        self._syncs = True
+        self._is_last = True
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Gradients stay unsharded and unsent until the last micro-batch."""
-        if is_last is not self._syncs:
-            self._root.set_requires_gradient_sync(is_last)
-            self._syncs = is_last
+        """Gradients stay unsharded until the last micro-batch, or are reduced in each."""
+        if is_last is not self._is_last:
+            self._is_last = is_last
+            sync_gradients(self._root, is_last=is_last, every=self.reduces_every_micro_batch)
         return NOTHING
 
     def finish_gradients(self) -> None:
@@ -142,3 +161,13 @@ class Sharded:
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(self.inner, options=options)
+
+
+def sync_gradients(module: FSDPModule, *, is_last: bool, every: bool, recurse: bool = True) -> None:
+    """Let the next backward reduce gradients, or keep them.
+
+    `every`: to shards in each micro-batch; copies of the shards (HSDP) are added up in the last.
+    """
+    module.set_requires_gradient_sync(is_last or every, recurse=recurse)
+    if every:
+        module.set_requires_all_reduce(is_last, recurse=recurse)

@@ -41,4 +41,4 @@ class LiveWorld(World):
 def live_world(identity: Identity) -> LiveWorld:
     """Meets nobody yet: the first quorum does."""
     seat = Seat(identity.rank, identity.world_size)
-    return LiveWorld(identity, Layout(), device_of(identity), None, seat)
+    return LiveWorld(identity, Layout(), device_of(identity), None, seat=seat)

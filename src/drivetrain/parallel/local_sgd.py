@@ -26,6 +26,7 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import LocalSGD
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.parts import on_host
 from drivetrain.parallel.strategy import Cost, Profile, Spread, memory_problems, ring_bytes
 from drivetrain.parallel.whole import Whole
 from drivetrain.parallel.world import World
@@ -99,8 +100,8 @@ class Local(Whole):
         self._anchor: torch.Tensor | None = None
         """The weights last agreed on, in one piece."""
         self._momentum: torch.Tensor | None = None
-        self._counted = 0.0
-        """Samples or tokens of this rank since then."""
+        self._counted = torch.zeros(1, dtype=torch.float64, device=world.device)
+        """Samples or tokens of this rank since then. Read where it lies: no step waits for it."""
         self._is_mid_round = False
         self._aside: torch.Tensor | None = None
         """This rank's own weights, while the model shows the anchor."""
@@ -114,7 +115,7 @@ class Local(Whole):
         total = self._world.sum(_flat(gradients))
         _copy(total, gradients)
 
-    def about_to_move(self, count: float) -> None:
+    def about_to_move(self, count: torch.Tensor) -> None:
         """Before a step of its own, on so many samples or tokens."""
         if self._anchor is None:
             self._anchor = _flat(self._trained)
@@ -125,8 +126,10 @@ class Local(Whole):
         """The round's end: the same weights on every rank. A collective call."""
         if self._anchor is None:
             return
-        (everybody,) = self._world.sum_floats([self._counted])
-        change = _flat(self._trained).sub_(self._anchor).mul_(self._counted / (everybody or 1.0))
+        everybody = self._world.sum(self._counted.clone())
+        # nothing counted anywhere: nothing has moved
+        share = (self._counted / torch.where(everybody == 0, 1.0, everybody)).float().squeeze()
+        change = _flat(self._trained).sub_(self._anchor).mul_(share)
         change = self._world.sum(change.to(self._wire_dtype)).to(self._anchor.dtype)
         if self._momentum_factor:
             if self._momentum is None:
@@ -135,7 +138,8 @@ class Local(Whole):
             change.add_(self._momentum, alpha=self._momentum_factor)
         self._anchor.add_(change, alpha=self._rate)
         _copy(self._anchor, self._trained)
-        self._counted, self._is_mid_round = 0.0, False
+        self._counted.zero_()
+        self._is_mid_round = False
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -154,7 +158,9 @@ class Local(Whole):
     def full_state(self) -> dict[str, Any]:
         """The model last agreed on."""
         with self.agreed():
-            return {name: value.clone() for name, value in self.inner.state_dict().items()}
+            # a copy: the model shows other weights as soon as this is left
+            state = self.inner.state_dict()
+            return {name: on_host(value.clone()) for name, value in state.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank alone has; the anchor is in the checkpoint, as the model."""
@@ -164,7 +170,7 @@ class Local(Whole):
         return {
             "weights": weights,
             "momentum": self._momentum,
-            "counted": self._counted,
+            "counted": self._counted.item(),
             "buffers": dict(self.inner.named_buffers()),
         }
 
@@ -172,23 +178,28 @@ class Local(Whole):
         """After the model's weights, which are the anchor, have been loaded."""
         self._anchor = None
         self._is_mid_round = state["weights"] is not None
+        device = self._world.device
         if self._is_mid_round:
             self._anchor = _flat(self._trained)
-            _copy(state["weights"], self._trained)
-        self._momentum, self._counted = state["momentum"], state["counted"]
+            _copy(state["weights"].to(device), self._trained)
+        self._momentum = None if state["momentum"] is None else state["momentum"].to(device)
+        self._counted.fill_(state["counted"])
         buffers = dict(self.inner.named_buffers())
         for name, value in state["buffers"].items():
             buffers[name].copy_(value)
 
 
 @contextmanager
-def agreed_weights(spread: Spread) -> Iterator[None]:
-    """Around whatever shows the model to somebody: the same weights on every rank."""
+def agreed_weights(spread: Spread) -> Iterator[bool]:
+    """Around whatever shows the model to somebody: the same weights on every rank.
+
+    Gives whether they are taken back at its end: who copies them must be done by then.
+    """
     if isinstance(spread, Local):
         with spread.agreed():
-            yield
+            yield True
     else:
-        yield
+        yield False
 
 
 def _flat(tensors: list[nn.Parameter] | list[torch.Tensor]) -> torch.Tensor:

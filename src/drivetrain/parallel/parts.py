@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -16,6 +18,11 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def on_host(value: Any) -> Any:
+    """A tensor on the CPU, so that any machine can read it; what is no tensor stays as it is."""
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
 def local_parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The plain tensors this rank holds."""
-    return [own_part(tensor) for tensor in tensors]
+    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]

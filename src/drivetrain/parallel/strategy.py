@@ -130,7 +130,7 @@ class Spread(Protocol):
         ...
 
     def full_state(self) -> dict[str, Any]:
-        """The whole state dict under the user's own names, on rank 0. A collective call."""
+        """The whole state dict under the user's own names, on rank 0's CPU. A collective call."""
         ...
 
 

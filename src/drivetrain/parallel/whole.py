@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from drivetrain.parallel.norm import total_norm
-from drivetrain.parallel.parts import local_parts, whole
+from drivetrain.parallel.parts import local_parts, on_host, whole
 from drivetrain.parallel.strategy import OwnStep
 
 NOTHING: AbstractContextManager[None] = nullcontext()
@@ -45,5 +45,5 @@ class Whole:
         return local_parts(gradients)
 
     def full_state(self) -> dict[str, Any]:
-        """The module's own, with layers that ranks share put together."""
-        return {name: whole(value) for name, value in self.inner.state_dict().items()}
+        """The module's own, with layers that ranks share put together; on the CPU."""
+        return {name: on_host(whole(value)) for name, value in self.inner.state_dict().items()}

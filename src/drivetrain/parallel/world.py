@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,6 +16,15 @@ from torch import nn
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.identity import Identity
 from drivetrain.config.schema import Parallel
+from drivetrain.core.ending import is_failing
+from drivetrain.parallel.accelerator import (
+    Accelerator,
+    accelerator_of,
+    chosen_device,
+    takes_host_tensors,
+    use_device,
+    use_device_of,
+)
 from drivetrain.parallel.layout import AXES, FREE, Layout
 
 if TYPE_CHECKING:
@@ -32,6 +40,13 @@ class World:
     device: torch.device
     mesh: DeviceMesh | None
     """None when there is only one rank: then nothing is ever sent."""
+    host_group: dist.ProcessGroup | None = None
+    """All ranks, for tensors on the CPU; None is the default group."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What this rank's device can do."""
+        return accelerator_of(self.device)
 
     @property
     def rank(self) -> int:
@@ -78,7 +93,9 @@ class World:
         if len(groups) == 1:
             return None
         own: dist.ProcessGroup
-        own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups])
+        # as the default group, unless that takes no tensors of the host's: these must
+        backend = None if self.host_group is None else self.accelerator.backend
+        own, _ = dist.new_subgroups_by_enumeration([list(g) for g in groups], backend=backend)
         return own
 
     @property
@@ -98,7 +115,9 @@ class World:
     def cluster(self) -> Cluster:
         """The devices the ranks stand on."""
         per_node = self.identity.local_world_size
-        memory = _device_memory(self.device, per_node)
+        memory = self.accelerator.memory_bytes
+        if memory is not None and self.accelerator.is_cpu:
+            memory //= per_node  # the ranks of a host share it
         return Cluster(max(1, self.layout.world_size // per_node), per_node, memory)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -108,26 +127,27 @@ class World:
         return values
 
     def sum_floats(self, values: list[float]) -> list[float]:
-        """Add up plain numbers over all ranks."""
+        """Add up plain numbers over all ranks, on the host: no rank waits for its device."""
         if self.mesh is None:
             return values
-        totals: list[float] = self.sum(
-            torch.tensor(values, dtype=torch.float64, device=self.device)
-        ).tolist()
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers, group=self.host_group)
+        totals: list[float] = numbers.tolist()
         return totals
 
     def share_weights(self, model: nn.Module) -> None:
         """Rank 0's weights and buffers, on every rank."""
         if self.mesh is not None:
             for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.data, src=0)
+                on_host = tensor.device.type == "cpu"
+                dist.broadcast(tensor.data, src=0, group=self.host_group if on_host else None)
 
     def agree(self, text: str) -> str:
         """Rank 0's word, on every rank."""
         if self.mesh is None:
             return text
         words = [text]
-        dist.broadcast_object_list(words, src=0)
+        dist.broadcast_object_list(words, src=0, group=self.host_group)
         return words[0]
 
 
@@ -157,29 +177,44 @@ def join_world(identity: Identity, config: Parallel) -> World:
         identity = replace(identity, rank=dist.get_rank(), world_size=dist.get_world_size())
     layout = layout_from(config, identity.world_size)
     device = device_of(identity)
-    if identity.world_size > 1 and not dist.is_initialized():
+    if identity.world_size == 1:
+        host_group = _host_group(config.timeout_s) if dist.is_initialized() else None
+        return World(identity, layout, device, None, host_group)
+    if not dist.is_initialized():
         _init_process_group(identity, device, config.timeout_s)
         atexit.register(_leave)
-    mesh = layout.build_mesh(device.type) if identity.world_size > 1 else None
-    return World(identity, layout, device, mesh)
+    mesh = layout.build_mesh(device.type)
+    return World(identity, layout, device, mesh, _host_group(config.timeout_s))
+
+
+def _host_group(timeout_s: float) -> dist.ProcessGroup | None:
+    """A gloo group, where the script has made one that only takes its device's tensors."""
+    if takes_host_tensors(dist.distributed_c10d._get_default_group()):  # noqa: SLF001 - as above
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    return group
 
 
 def _leave() -> None:
-    if dist.is_initialized():
+    """A rank that fails leaves at once: taking NCCL's group apart would wait for its peers."""
+    if dist.is_initialized() and not is_failing():
         dist.destroy_process_group()
 
 
 def device_of(identity: Identity) -> torch.device:
-    """The CUDA device of this local rank, or the CPU."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", identity.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
+    """The one the script has chosen for a group of its own, or that of the local rank."""
+    if dist.is_initialized():
+        bound = dist.distributed_c10d._get_default_group().bound_device_id  # noqa: SLF001
+        if bound is not None:
+            return use_device(bound)
+        chosen = chosen_device()
+        if chosen is not None:
+            return chosen
+    return use_device_of(identity.local_rank)
 
 
 def _init_process_group(identity: Identity, device: torch.device, timeout_s: float) -> None:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = accelerator_of(device).backend
     timeout = timedelta(seconds=timeout_s)
     if identity.environment in ("torchrun", "ray"):
         # env:// reuses the agent's store, so that no port is opened twice
@@ -200,13 +235,3 @@ def _init_process_group(identity: Identity, device: torch.device, timeout_s: flo
         world_size=identity.world_size,
         timeout=timeout,
     )
-
-
-def _device_memory(device: torch.device, ranks_per_node: int) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
-    return total // ranks_per_node

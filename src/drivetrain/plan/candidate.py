@@ -26,6 +26,8 @@ class Candidate:
     offload: Literal["none", "cpu"] = "none"
     zero_stage: Literal[1, 2, 3] | None = None
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    reduce_every_micro_batch: bool = False
+    """fsdp: gradients in shards between micro-batches, not whole."""
 
     @property
     def way(self) -> Way:
@@ -43,6 +45,12 @@ class Candidate:
     def num_shards(self) -> int:
         """Ranks that weights, gradients and optimizer state are in shards over."""
         return self.layout.dp_shard * self.layout.cp
+
+    @property
+    def accumulates_whole(self) -> bool:
+        """Whether fsdp keeps unsharded gradients from micro-batch to micro-batch."""
+        is_sharded = self.strategy == "fsdp" and self.num_shards > 1
+        return is_sharded and self.accumulation > 1 and not self.reduce_every_micro_batch
 
     @property
     def global_batch_size(self) -> int:
@@ -66,6 +74,8 @@ class Candidate:
         }
         if layout.pp > 1:
             said["parallel.pipeline.schedule"] = self.schedule
+        if self.reduce_every_micro_batch:
+            said["parallel.fsdp.reduce_every_micro_batch"] = "true"
         if self.sequence_parallel:
             said["parallel.tensor.sequence_parallel"] = "true"
         if self.zero_stage is not None:
@@ -85,6 +95,8 @@ class Candidate:
             name = ""
         axes = [f"{axis} {size}" for axis, size in _shown_axes(layout).items() if size > 1]
         words = [name, " × ".join(axes), "offload" if self.offload == "cpu" else ""]
+        if self.reduce_every_micro_batch:
+            words.append("reduce each")
         return " ".join(word for word in words if word) or "one device"
 
 

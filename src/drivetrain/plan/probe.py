@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,34 +21,43 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-SIDES = (64, 128, 256, 512, 1024)
+from drivetrain.parallel.accelerator import accelerator_of, use_device_of
+from drivetrain.plan.probe_sizes import HOST, ProbeSizes, accelerator_sizes
+
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-MESSAGES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 SECONDS_EACH = 0.25
 
 
-def measure_device(device: torch.device) -> dict[str, Any]:
+def sizes_for(device: torch.device) -> ProbeSizes:
+    """What a device is asked to do, by what it says of itself."""
+    accelerator = accelerator_of(device)
+    if accelerator.is_cpu or accelerator.memory_bytes is None:
+        return HOST
+    return accelerator_sizes(accelerator.memory_bytes, accelerator.cache_bytes)
+
+
+def measure_device(device: torch.device, sizes: ProbeSizes) -> dict[str, Any]:
     """Products by precision and size, memory, and what an empty operation costs."""
     found: dict[str, Any] = {"products": {}}
     for name, dtype in PRECISIONS.items():
         rates = {}
-        for side in SIDES:
+        for side in sizes.sides:
             a = torch.randn(side, side, device=device).to(dtype)
             b = torch.randn(side, side, device=device).to(dtype)
             rates[side] = 2.0 * side**3 / _seconds(partial(torch.mm, a, b), device)
         found["products"][name] = rates
-    large = torch.randn(4096, 512, device=device)
+    large = torch.randn(sizes.rows, sizes.columns, device=device)
     moved = 2 * _KEPT * large.numel() * large.element_size()
     found["memory_bytes_per_s"] = moved / _seconds(_keeping(lambda: large * 2.0), device)
     curves = (
         F.gelu,
         partial(F.log_softmax, dim=-1),
-        partial(F.layer_norm, normalized_shape=(512,)),
+        partial(F.layer_norm, normalized_shape=(sizes.columns,)),
     )
     seconds = sum(_seconds(_keeping(partial(curve, large)), device) for curve in curves)
     found["curved_bytes_per_s"] = len(curves) * moved / seconds
     found["attention_flops"] = {
-        name: _attention(dtype, device) for name, dtype in PRECISIONS.items()
+        name: _attention(dtype, device, sizes.attention) for name, dtype in PRECISIONS.items()
     }
     small = torch.randn(8, device=device, requires_grad=True)
     found["operation_s"] = _seconds(partial(_chain, small), device) / (2 * _CHAINED)
@@ -74,9 +83,9 @@ def _chain(small: torch.Tensor) -> None:
     out.sum().backward()
 
 
-def _attention(dtype: torch.dtype, device: torch.device) -> float:
+def _attention(dtype: torch.dtype, device: torch.device, shape: tuple[int, int, int, int]) -> float:
     """Operations a second in fused attention, forward and back."""
-    shape = (batch, heads, length, width) = (4, 4, 256, 64)
+    batch, heads, length, width = shape
     q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
 
     def both_ways() -> None:
@@ -87,14 +96,14 @@ def _attention(dtype: torch.dtype, device: torch.device) -> float:
     return flops / _seconds(both_ways, device)
 
 
-def measure_exchange(device: torch.device) -> dict[str, dict[int, float]]:
+def measure_exchange(device: torch.device, messages: Sequence[int]) -> dict[str, dict[int, float]]:
     """Seconds per collective, by the size of the whole."""
     ranks = dist.get_world_size()
     # torch is giving it another name
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}, "reduce_scatter": {}}
-    for size in MESSAGES:
+    for size in messages:
         whole = torch.zeros(size // 4, device=device)
         part = torch.zeros(size // 4 // ranks, device=device)
         gathered = torch.zeros(part.numel() * ranks, device=device)
@@ -156,10 +165,10 @@ def measure_storage(folder: Path, num_bytes: int = 1 << 26) -> float:
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     """Median of as many calls as fit into a quarter of a second, the same number on every rank."""
     call()
-    _wait(device)
+    accelerator_of(device).synchronize()
     began = time.perf_counter()
     call()
-    _wait(device)
+    accelerator_of(device).synchronize()
     once = max(time.perf_counter() - began, 1e-7)
     rounds = torch.tensor([min(200.0, max(3.0, SECONDS_EACH / once))])
     if dist.is_initialized():
@@ -170,14 +179,9 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
         began = time.perf_counter()
         for _ in range(inner):
             call()
-        _wait(device)
+        accelerator_of(device).synchronize()
         times.append((time.perf_counter() - began) / inner)
     return median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main() -> None:
@@ -185,23 +189,24 @@ def main() -> None:
     output, folder = Path(sys.argv[1]), Path(sys.argv[2])
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    is_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local) if is_cuda else torch.device("cpu")
-    if is_cuda:
-        torch.cuda.set_device(device)
+    device = use_device_of(local)
+    accelerator = accelerator_of(device)
     if ranks > 1:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
-    found = measure_device(device)
-    found["exchange"] = measure_exchange(device) if ranks > 1 else {}
+        dist.init_process_group(accelerator.backend)
+    sizes = sizes_for(device)
+    found = measure_device(device, sizes)
+    found["exchange"] = measure_exchange(device, sizes.messages) if ranks > 1 else {}
     found["exchange_overheads"] = {"tp": 0.0, "fsdp": 0.0}
-    if ranks > 1 and not is_cuda:  # an accelerator works on while its host prepares what is next
+    if (
+        ranks > 1 and accelerator.is_cpu
+    ):  # an accelerator works on while its host prepares what is next
         found["exchange_overheads"] = measure_overheads(found["exchange"])
     found["storage_bytes_per_s"] = measure_storage(folder) if rank == 0 else 0.0
     found["ranks"] = ranks
     found["ranks_per_node"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    found["device"] = torch.cuda.get_device_name(device) if is_cuda else "cpu"
-    if is_cuda:
-        found["memory_bytes"] = torch.cuda.get_device_properties(device).total_memory
+    found["device"] = "cpu" if accelerator.is_cpu else accelerator.name
+    if not accelerator.is_cpu:
+        found["memory_bytes"] = accelerator.memory_bytes
     if rank == 0:
         output.write_text(json.dumps(found, indent=1) + "\n")
     if ranks > 1:

@@ -60,19 +60,19 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
     considered = 0
     for world_size in _world_sizes(cluster, question.objective):
         found = [
-            estimate(profiler, candidate, cluster)
+            _priced(profiler, candidate, cluster)
             for candidate in _candidates(profiler, cluster, question, world_size)
         ]
         if not any(priced.fits for priced in found):
             found += [
-                estimate(profiler, candidate, cluster)
+                _priced(profiler, candidate, cluster)
                 for candidate in _candidates(profiler, cluster, question, world_size, "cpu")
             ]
         if not found:  # not even states fit: say by how much the nearest miss
             nearest = islice(
                 _candidates(profiler, cluster, question, world_size, limit=math.inf), _NEAREST
             )
-            found = [estimate(profiler, candidate, cluster) for candidate in nearest]
+            found = [_priced(profiler, candidate, cluster) for candidate in nearest]
         considered += len(found)
         fitting += [priced for priced in found if priced.fits and _in_time(priced, question)]
         too_large += [priced for priced in found if not priced.fits]
@@ -83,6 +83,18 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
     fitting.sort(key=lambda priced: _rank(priced, question.objective))
     too_large.sort(key=lambda priced: priced.memory.total)
     return Answer(tuple(fitting), tuple(too_large), considered)
+
+
+def _priced(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estimate:
+    """As it is; where that does not fit, with gradients reduced in every micro-batch.
+
+    That is never faster, so it is looked at only where memory asks for it.
+    """
+    plain = estimate(profiler, candidate, cluster)
+    if plain.fits or not candidate.accumulates_whole:
+        return plain
+    leaner = estimate(profiler, replace(candidate, reduce_every_micro_batch=True), cluster)
+    return leaner if leaner.memory.total < plain.memory.total else plain
 
 
 def _rank(priced: Estimate, objective: Objective) -> tuple[float, ...]:
@@ -108,7 +120,8 @@ def _complexity(candidate: Candidate) -> float:
     kinds = {"ddp": 0, "fsdp": 1, "deepspeed": 2}
     trades = {"none": 0.0, "selective": 0.2, "full": 0.3}
     offload = 1.0 if candidate.offload != "none" else 0.0
-    return axes + kinds[candidate.strategy] + trades[candidate.recompute] + offload
+    each = 0.1 if candidate.reduce_every_micro_batch else 0.0
+    return axes + kinds[candidate.strategy] + trades[candidate.recompute] + offload + each
 
 
 def _in_time(priced: Estimate, question: Question) -> bool:

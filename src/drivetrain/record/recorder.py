@@ -16,7 +16,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +29,8 @@ from drivetrain.record.system import SystemWatch, is_available
 _Event = tuple[Any, ...]
 Span = tuple[str, float, float]
 """(name, start, end)"""
+_SCALARS = tuple(f"time/{name}" for name in SECONDS)
+_FIRST_SECONDS = StepTimes._fields.index(SECONDS[0])
 
 
 class Recorder:
@@ -49,7 +50,7 @@ class Recorder:
         self._outboxes = [self._outbox(sink) for sink in self._sinks]
         self._system: SystemWatch | None = None
         self._at_step = 0
-        self._num_laps, self._lap_s = 0, [0.0] * len(SECONDS)
+        self._unreported: list[StepTimes] = []
 
     def _outbox(self, sink: Sink) -> Outbox[Scalars]:
         def close() -> None:  # in the thread, too: a server that does not answer holds up nobody
@@ -62,17 +63,16 @@ class Recorder:
         if self._events is not None:
             self._events.put(("step", times))
         self._at_step = times.step
-        self._num_laps += 1
-        self._lap_s = list(map(add, self._lap_s, times[2:8]))
+        self._unreported.append(times)
 
     def take_mean_times(self) -> dict[str, float]:
         """Seconds per step since the last call, as scalars."""
-        laps, seconds = self._num_laps, self._lap_s
-        self._num_laps, self._lap_s = 0, [0.0] * len(SECONDS)
-        if not laps:
+        steps, self._unreported = self._unreported, []
+        if not steps:
             return {}
-        means = {f"time/{name}": s / laps for name, s in zip(SECONDS, seconds, strict=True)}
-        return {"time/step_s": sum(seconds) / laps, **means}
+        by_field = list(zip(*steps, strict=True))[_FIRST_SECONDS : _FIRST_SECONDS + len(SECONDS)]
+        means = [sum(values) / len(steps) for values in by_field]
+        return {"time/step_s": sum(means), **dict(zip(_SCALARS, means, strict=True))}
 
     def spans(self, step: int, *spans: Span) -> None:
         """Things that took from one time to another, both read from `time.perf_counter()`."""

@@ -28,8 +28,8 @@ COMMAND_S = "DRIVETRAIN_COMMAND_S"
 LAUNCHED_S = "DRIVETRAIN_LAUNCHED_S"
 """When the supervisor started the ranks of this attempt."""
 TRAINS = "trains"
-_PAGE = struct.Struct("<qqqqq")
-"""step, phase, process id, time in ns, the slowest recent step in ns"""
+_PAGE = struct.Struct("<qqqqqq")
+"""step, phase, process id, time in ns, the slowest recent step in ns, whether it compiles"""
 _FADING = 0.99
 """By each step: one slow step is forgotten after some hundreds."""
 
@@ -55,6 +55,8 @@ class Progress:
     """On the node's monotonic clock."""
     slowest_step_s: float = 0.0
     """Of its recent ones, by the rank's own clock; 0 before it has taken a whole step."""
+    is_compiling: bool = False
+    """Whatever its phase: any of them may have to wait for torch.compile."""
 
 
 class ProgressPage:
@@ -64,6 +66,7 @@ class ProgressPage:
         self._pid = os.getpid()
         self._step, self._phase = 0, Phase.STARTING
         self._at_ns = self._slowest_ns = 0
+        self._is_compiling = False
         self._map: mmap.mmap | None = None
         if path is not None:
             with open(path, "a+b") as file:
@@ -86,10 +89,21 @@ class ProgressPage:
                 took_ns = (now_ns - self._at_ns) // num_steps
                 self._slowest_ns = max(took_ns, int(_FADING * self._slowest_ns))
             self._step = step
-        self._phase, self._at_ns = phase, now_ns
+        self._phase = phase
+        self._write(now_ns)
+
+    def compiling(self, *, now: bool) -> None:
+        """Say that torch compiles, or that it is done; what it took is not the step's own time."""
+        self._is_compiling = now
+        self._write(time.monotonic_ns())
+
+    def _write(self, now_ns: int) -> None:
+        self._at_ns = now_ns
         if self._map is not None:
             # one assignment: pack_into() would clear the page first, and a reader would see that
-            self._map[:] = _PAGE.pack(self._step, phase, self._pid, now_ns, self._slowest_ns)
+            self._map[:] = _PAGE.pack(
+                self._step, self._phase, self._pid, now_ns, self._slowest_ns, self._is_compiling
+            )
 
     def close(self) -> None:
         """Write no more."""
@@ -114,8 +128,8 @@ def read_progress(session: Path, local_rank: int) -> Progress | None:
         return None
     if len(data) < _PAGE.size or not any(data):
         return None
-    step, phase, pid, at_ns, slowest_ns = _PAGE.unpack(data)
-    return Progress(step, Phase(phase), pid, at_ns * 1e-9, slowest_ns * 1e-9)
+    step, phase, pid, at_ns, slowest_ns, compiles = _PAGE.unpack(data)
+    return Progress(step, Phase(phase), pid, at_ns * 1e-9, slowest_ns * 1e-9, bool(compiles))
 
 
 _opened = 0

@@ -36,6 +36,9 @@ SECONDS = tuple(name for name, _ in FIELDS[4:])
 """They follow each other: a step begins at `start_s` and takes the sum of them."""
 COMPILES = 1
 """Flag: torch.compile worked in this step."""
+HOST_TIMED = 2
+"""Flag: timed by the host's clock while a device worked on its own; only whole stretches of steps
+are true, not how long one took or what it spent its time on."""
 _RECORD = struct.Struct("<IHHd6f")
 
 

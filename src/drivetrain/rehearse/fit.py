@@ -174,10 +174,6 @@ class _SavesNothing:
     def finish(self) -> None:
         """No last one."""
 
-    def take_stall(self) -> float:
-        """No waiting for them either."""
-        return 0.0
-
 
 class _FakedFeed:
     """Reads real data outside of the rehearsal's tensors, and hands on stand-ins."""

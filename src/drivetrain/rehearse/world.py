@@ -52,4 +52,6 @@ def _already_there(*_: Any, **__: Any) -> None:
 def join(config: Parallel, device_memory_bytes: int | None) -> RehearsedWorld:
     """The world, with a mesh of thousands of ranks."""
     real = join_world(detect(), config)
-    return RehearsedWorld(real.identity, real.layout, real.device, real.mesh, device_memory_bytes)
+    return RehearsedWorld(
+        real.identity, real.layout, real.device, real.mesh, device_memory_bytes=device_memory_bytes
+    )

@@ -2,7 +2,8 @@
 
 The time-out is learned from the run's own steps, which each rank times itself, so that none is too
 quick to be seen: ten times the slowest of the recent ones, never less than a floor. Starting,
-saving and evaluating take as long as they take, up to a longer limit.
+saving, evaluating and compiling take as long as they take, up to a longer limit; while one rank
+compiles the others may have to wait for it, and are given as much time more.
 Pure: time comes in as a number.
 """
 
@@ -23,7 +24,7 @@ class Patience:
     stepping_s: float = 60.0
     """At least; learned upwards."""
     otherwise_s: float = 900.0
-    """While starting (and compiling), saving, evaluating."""
+    """While starting, saving, evaluating, compiling."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Stall:
     allowed_s: float
 
     def __str__(self) -> str:
-        doing = self.progress.phase.name.lower()
+        doing = "compiling" if self.progress.is_compiling else self.progress.phase.name.lower()
         return (
             f"no progress for {self.silent_s:.1f} s after step {self.progress.step} ({doing}; "
             f"{self.allowed_s:.1f} s are allowed)"
@@ -50,6 +51,8 @@ class StallWatch:
     patience: Patience
     leniency: float = 1.0
     """Doubled after each stall, so that something rare and slow gets through the second time."""
+    _compiled_s: float = float("-inf")
+    """When a rank was last seen compiling."""
 
     def observe(self, pages: Sequence[Progress | None], now_s: float) -> Stall | None:
         """The rank furthest behind of those that have been silent for too long, if any."""
@@ -59,16 +62,21 @@ class StallWatch:
             if page is not None and page.phase is not Phase.ENDED
         ]
         slowest_s = max((page.slowest_step_s for _, page in at_work), default=0.0)
+        if any(page.is_compiling for _, page in at_work):
+            self._compiled_s = now_s
         stalls = [
             Stall(rank, page, silent_s, allowed_s)
             for rank, page in at_work
-            if (silent_s := now_s - page.at_s)
-            > (allowed_s := self.allowed_s(page.phase, slowest_s))
+            if (silent_s := now_s - page.at_s) > (allowed_s := self.allowed_s(page, slowest_s))
         ]
         return min(stalls, key=lambda stall: stall.progress.step, default=None)
 
-    def allowed_s(self, phase: Phase, slowest_s: float) -> float:
+    def allowed_s(self, page: Progress, slowest_s: float) -> float:
         """How long a rank may be silent, where the slowest recent step took `slowest_s`."""
-        if phase is not Phase.STEPPING or not slowest_s:  # how long a step takes is not known
-            return self.patience.otherwise_s * self.leniency
-        return max(self.patience.stepping_s, _TIMES_SLOWEST * slowest_s) * self.leniency
+        longest_s = self.patience.otherwise_s * self.leniency
+        is_stepping = page.phase is Phase.STEPPING and not page.is_compiling
+        if not is_stepping or not slowest_s:  # how long a step takes is not known
+            return longest_s
+        step_s = max(self.patience.stepping_s, _TIMES_SLOWEST * slowest_s) * self.leniency
+        waited_s = max(0.0, self._compiled_s - page.at_s)  # perhaps for the one that compiled
+        return step_s + min(waited_s, longest_s)

@@ -35,8 +35,11 @@ def run_ranks(
     world_size: int,
     timeout_s: float = 60.0,
     args: Sequence[Any] = (),
+    backend: str = "gloo",
 ) -> list[Result]:
     """Run `function(*args)` on every rank; the results, in rank order.
+
+    `backend` is torch's: "cpu:gloo,cuda:nccl" on a machine with GPUs.
 
     Ranks are processes of their own, so the function must be importable. They are forked from one
     that has imported torch, and has seen none of this process's state but for its environment and
@@ -65,6 +68,7 @@ def run_ranks(
                     world_size,
                     store.port,
                     timeout_s,
+                    backend,
                 ),
                 name=f"rank-{rank}",
                 daemon=False,
@@ -151,6 +155,7 @@ def _worker(
     world_size: int,
     port: int,
     timeout_s: float,
+    backend: str,
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -170,7 +175,7 @@ def _worker(
         timeout = timedelta(seconds=timeout_s)
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+            backend, store=store, rank=rank, world_size=world_size, timeout=timeout
         )
         result = function(*args)
         dist.barrier()

@@ -88,7 +88,7 @@ def assemble(
         world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
     resolved = _choose(resolved, world.identity.world_size if is_live else world.layout.dp)
     config = resolved.config
-    source = source_from(train, config.data, has_cuda=world.device.type == "cuda")
+    source = source_from(train, config.data, can_pin=not world.accelerator.is_cpu)
     plan = BatchPlan(
         config.global_batch_size, int(config.micro_batch_size), world.layout.dp, source.length
     )
@@ -176,7 +176,7 @@ def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
 def make_evaluation_feed(val: Any, assembly: Assembly) -> EvaluationFeed:
     """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
     world, config = assembly.world, assembly.config
-    source = source_from(val, config.data, has_cuda=world.device.type == "cuda")
+    source = source_from(val, config.data, can_pin=not world.accelerator.is_cpu)
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
     return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
 
@@ -278,7 +278,7 @@ def some_batch(config: RunConfig, train: Any) -> Callable[[int], Any]:
     All are the largest of the first few: batches of any size are then of one shape, and what
     is planned for it has room for the others.
     """
-    source = source_from(train, config.data, has_cuda=False)
+    source = source_from(train, config.data, can_pin=False)
     few = islice(iter(source.dataset), 64) if source.length is None else _few(source)
     largest = max(few, key=_num_elements)
     return lambda size: source.collate([largest] * size)

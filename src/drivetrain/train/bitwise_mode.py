@@ -1,4 +1,7 @@
-"""What `reproducibility: bitwise` asks of the process: one thread, deterministic operators."""
+"""What a config asks of the process as a whole: TF32, and with `reproducibility: bitwise` the rest.
+
+That is one thread, deterministic operators, and no library that picks its algorithm by timing it.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,80 @@ from contextlib import contextmanager
 
 import torch
 
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import EnvironmentProblem, Problem
+from drivetrain.train.tf32 import tf32
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC = (":4096:8", ":16:8")
+_AUTOTUNE = "TORCHINDUCTOR_MAX_AUTOTUNE"
+
 
 @contextmanager
-def same_bits(*, enabled: bool) -> Iterator[None]:
-    """Pin what else could change bits between world sizes, and put it back afterwards."""
-    if not enabled:
-        yield
-        return
+def process_settings(config: RunConfig) -> Iterator[None]:
+    """Set them, and put them back afterwards."""
+    is_bitwise = config.reproducibility == "bitwise"
+    allowed = config.precision.tf32
+    # left open, convolutions would be in TF32 by torch's default, and products as the script has it
+    with tf32(bool(allowed) if is_bitwise else allowed):
+        if not is_bitwise:
+            yield
+            return
+        _refuse_autotuning(config)
+        if torch.backends.cuda.is_built():
+            settle_workspace(has_begun=torch.cuda.is_initialized())
+        with _same_bits():
+            yield
+
+
+@contextmanager
+def _same_bits() -> Iterator[None]:
+    """Pin what else could change bits between world sizes, attempts and runs."""
+    cudnn = torch.backends.cudnn
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    flags = cudnn.benchmark, cudnn.deterministic
     # A matrix product's order of additions depends on how many threads share it.
     torch.set_num_threads(1)
-    # cuBLAS only reads this before its first use; it is ignored on the CPU.
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    # which algorithm is the fastest is measured, and comes out differently from rank to rank
+    cudnn.benchmark, cudnn.deterministic = False, True
     try:
         yield
     finally:
-        if workspace is None:
-            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        cudnn.benchmark, cudnn.deterministic = flags
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+def settle_workspace(*, has_begun: bool) -> None:
+    """Ask cuBLAS for a workspace with which it adds in a fixed order.
+
+    It looks once, at its first use. `has_begun`: CUDA is in use already, so that it may be too
+    late. What is set stays set: a second run in the same process has the same cuBLAS.
+    """
+    found = os.environ.get(_WORKSPACE)
+    if found in _DETERMINISTIC:
+        return
+    if found is None and not has_begun:
+        os.environ[_WORKSPACE] = _DETERMINISTIC[0]
+        return
+    rule = "reproducibility=bitwise needs a workspace of fixed size"
+    if found is None:
+        rule += ", and CUDA was used before the run could ask for one"
+    remedy = f"start the script with {_WORKSPACE}={_DETERMINISTIC[0]}"
+    problem = Problem(_WORKSPACE, rule, remedy, "not set" if found is None else found)
+    raise EnvironmentProblem([problem])
+
+
+def _refuse_autotuning(config: RunConfig) -> None:
+    """compile.mode is refused by the config's rules; the environment can ask for it, too."""
+    if config.compile.enabled and os.environ.get(_AUTOTUNE) == "1":
+        problem = Problem(
+            _AUTOTUNE,
+            "kernels that are chosen by timing them differ from rank to rank, and so do their bits",
+            "unset it, or use reproducibility=standard",
+            "1",
+        )
+        raise EnvironmentProblem([problem])

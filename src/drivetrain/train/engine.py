@@ -8,6 +8,7 @@ corrected once at the end, in the same pass that clips them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,12 +19,15 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
+from drivetrain.parallel.clock import clock_of
 from drivetrain.parallel.parts import whole
 from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
+from drivetrain.train.optimizer_groups import keep_kinds_apart
 from drivetrain.train.precision import make_autocast, make_scaler
 from drivetrain.train.schedule import LearningRate
+from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Loss, Total
 from drivetrain.train.watch.meter import Meter
 from drivetrain.train.watch.sentinel import Sentinel
@@ -46,8 +50,10 @@ class Engine:
         self.learning_rate = learning_rate
         self.scaler = make_scaler(config.precision, world.device)
         self.meter = Meter(world, counts=spread.counts)
-        self.waiting = Waiting.of(spread, world.device)
-        """What this rank has waited for others since the loop last asked."""
+        clock = clock_of(world.accelerator)
+        self.waiting = Waiting.of(spread, clock)
+        """What this rank has waited for others since the timer last asked."""
+        self.timer = StepTimer(clock, self.waiting)
         self.autocast = make_autocast(config.precision, world.device)
         """Around the forward pass."""
         tensor = config.parallel.tensor
@@ -57,6 +63,11 @@ class Engine:
         self._logging_steps = config.record.logging_steps
         self._stream = fold(config.seed, MODEL)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.before_change: Callable[[], None] | None = None
+        """Called before the weights move, by whoever is still copying them."""
+        keep_kinds_apart(optimizer)
+        own = type(optimizer).zero_grad
+        self._has_own_zero_grad = own is not torch.optim.Optimizer.zero_grad
 
     @property
     def model(self) -> nn.Module:
@@ -110,8 +121,9 @@ class Engine:
 
     def complete_gradients(self, step: int) -> None:
         """After the last micro-batch: whole, unscaled, corrected and clipped. Counted from 0."""
-        with self.waiting.around():
-            self.spread.finish_gradients()
+        began = self.waiting.now()
+        self.spread.finish_gradients()
+        self.waiting.since(began)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.spread.own_step is None:
@@ -120,6 +132,8 @@ class Engine:
     def step(self, step: int) -> None:
         """Move the weights at this step's learning rate, and forget the gradients."""
         self.learning_rate.set(step)
+        if self.before_change is not None:
+            self.before_change()
         if self.spread.own_step is not None:
             self.meter.grad_norm = self.spread.own_step.step(self.meter.count_correction())
             self.meter.end_step(step + 1, self.learning_rate.current)
@@ -129,17 +143,26 @@ class Engine:
             self.scaler.update()
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._forget_gradients()
         self.meter.end_step(step + 1, self.learning_rate.current)
         if self._sentinel is not None:
             self._sentinel.after_step(step + 1)
+
+    def _forget_gradients(self) -> None:
+        """As torch's zero_grad does, without its label for profilers: that costs as much again."""
+        if self._has_own_zero_grad or "zero_grad" in vars(self.optimizer):  # replaced by a script
+            self.optimizer.zero_grad()
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def _scale_gradients(self, *, is_logged: bool) -> None:
         """Correct for counts that are not samples, and clip, in one pass over the gradients."""
         correction = self.meter.count_correction()
         if correction is None and self._max_grad_norm is None and not is_logged:
             return
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [grad for p in self._parameters if (grad := p.grad) is not None]
         if not gradients:
             return
         scale = correction
@@ -149,10 +172,13 @@ class Engine:
                 norm = norm * correction
             self.meter.grad_norm = norm
             if self._max_grad_norm is not None:
-                clip = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
+                # max_grad_norm / (norm + 1e-6), at most 1: in one new tensor instead of four
+                clip = norm.add(1e-6).reciprocal_().mul_(self._max_grad_norm).clamp_(max=1.0)
                 scale = clip if scale is None else clip * scale
         if scale is not None:
-            torch._foreach_mul_(self.spread.local(gradients), scale)
+            local = self.spread.local(gradients)
+            # fsdp's offloaded gradients are on the CPU, where the device's number must be read
+            torch._foreach_mul_(local, scale.to(local[0].device))
 
 
 def _plain(loss: Loss) -> Loss:

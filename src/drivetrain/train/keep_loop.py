@@ -27,21 +27,20 @@ from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
 from drivetrain.record.session import Phase
-from drivetrain.record.step_file import COMPILES
 from drivetrain.train.assemble import (
     Assembly,
     Prebuilt,
     assemble,
     make_evaluation_feed,
 )
-from drivetrain.train.bitwise_mode import same_bits
+from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
-from drivetrain.train.loop import Lap
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Loss, MetricsFunction, Task
+from drivetrain.train.watch.compiling import announcing
 from drivetrain.train.watch.reporter import Reporter
 
 
@@ -71,7 +70,7 @@ def prepare(
         rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
         problem = Problem("parallel.pp", rule, "use Trainer", resolved.config.parallel.pp)
         raise ConfigError([problem])
-    with same_bits(enabled=resolved.config.reproducibility == "bitwise"):
+    with process_settings(resolved.config):
         return KeptLoop(assemble(task, resolved, train), stateful or {})
 
 
@@ -90,9 +89,6 @@ class KeptLoop:
         self._turns_are_done = False
         self._micro: MicroBatch | None = None
         self._at = self._saver.at
-        self._waited_s = 0.0
-        self._optimizing = (0.0, 0.0, 0.0, 0.0)
-        """Of the step under way: when it began and ended, and the waiting before and in it."""
 
     @property
     def model(self) -> nn.Module:
@@ -118,36 +114,33 @@ class KeptLoop:
         attempt = saver.open(directory)
         begin_attempt(assembly, directory, attempt, saver.at.step)
         self.model.train()
-        bitwise = same_bits(enabled=config.reproducibility == "bitwise")
-        with bitwise, open_recorder(assembly, directory, attempt) as recorder:
+        settings = process_settings(config)
+        timer = self._engine.timer
+        compiling = announcing(saver.page, timer.compiled)
+        with settings, compiling, open_recorder(assembly, directory, attempt) as recorder:
             reporter = Reporter(assembly, recorder, self.history)
             reporter.begin(directory.path)
             saver.begin(recorder, reporter.say)
             try:
-                compiles = config.compile.enabled
                 for turns in assembly.feed.steps(assembly.total_steps, config.num_train_epochs):
-                    step_began, self._waited_s = time.perf_counter(), 0.0
-                    self._engine.waiting.take()  # an evaluation's was not this step's
+                    timer.begin()
                     number = self._at.step
-                    yield self._micro_batches(turns)
+                    try:
+                        yield self._micro_batches(turns)
+                    except GeneratorExit:  # the script has left its loop
+                        if self._at.step > number:
+                            timer.done(self._at.step)
+                        raise
                     if self._at.step == number:
                         raise RuntimeError("step() was not called: one step per global batch")
-                    lap = Lap(step_began, self._waited_s, *self._optimizing)
                     try:
                         if self._at.step % config.record.logging_steps == 0:
                             self._log(reporter)
                         saver.after_step(self._at.step, lambda: self._log(reporter))
                     finally:
-                        recorder.step(
-                            lap.times(
-                                self._at.step,
-                                saver.take_stall(),
-                                time.perf_counter(),
-                                COMPILES if compiles else 0,
-                            )
-                        )
-                    compiles = False
+                        timer.done(self._at.step)
                 self._log(reporter)
+                timer.finish()
                 saver.finish()
             finally:
                 saver.close()
@@ -156,15 +149,16 @@ class KeptLoop:
 
     def _log(self, reporter: Reporter) -> None:
         if metrics := self._engine.meter.collect():
+            self._engine.timer.caught_up()
             reporter.steps(metrics)
 
     def _micro_batches(self, turns: Iterator[Turn]) -> Iterator[Any]:
         engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
         self._turns_are_done = False
         for position in range(accumulation):
-            asked_s = time.perf_counter()
+            asked = engine.timer.now()
             micro, batch = next(turns)
-            self._waited_s += time.perf_counter() - asked_s
+            engine.timer.waited_for_data(asked)
             if not engine.wants(micro):
                 continue
             self._micro = micro
@@ -186,11 +180,10 @@ class KeptLoop:
         """Clip, set the learning rate, move the weights, forget the gradients."""
         if not self._turns_are_done:
             raise RuntimeError("step() was called before all of the step's batches were used")
-        began_s, in_backward = time.perf_counter(), self._engine.waiting.take()
+        self._engine.timer.optimizing()
         self._engine.complete_gradients(self._at.step)
         self._engine.step(self._at.step)
-        in_optimizer = self._engine.waiting.take()
-        self._optimizing = (began_s, time.perf_counter(), in_backward, in_optimizer)
+        self._engine.timer.ended()
         self._at.step += 1
         self._turns_are_done = False
 

@@ -80,10 +80,12 @@ class LocalMeter(Meter):
 
     is_alone = True
 
-    def own_count(self) -> float:
-        """Samples, or what Totals count, of this rank in the step under way."""
-        here = self._open
-        return float(sum(float(part) for part in here.counts or here.weights))
+    def own_count(self) -> torch.Tensor:
+        """Samples, or what Totals count, of this rank in the step under way; on its device."""
+        count = torch.zeros(1, dtype=torch.float64, device=self._world.device)
+        for part in self._open.counts or self._open.weights:
+            count += part
+        return count
 
     def count_correction(self) -> torch.Tensor | None:
         """Samples of the whole batch / this rank's count; nothing is sent after the first step."""
@@ -94,13 +96,14 @@ class LocalMeter(Meter):
         here = self._open
         here.global_count = None
         own = self.own_count()
-        return torch.tensor(here.batch_samples / own if own else 0.0, device=self._world.device)
+        correction = torch.where(own == 0, 0.0, here.batch_samples / own)
+        return correction.float().squeeze()
 
     def collect(self) -> list[StepMetrics]:
         """Counts are summed over the ranks here, where ddp has summed them in each step."""
         if self._counts_tokens and self._closed:
-            own = [sum(float(part) for part in step.counts) for step in self._closed]
-            totals = self._world.sum_floats([float(count) for count in own])
+            own = [float(sum(step.counts)) for step in self._closed]
+            totals = self._world.sum_floats(own)
             for step, total in zip(self._closed, totals, strict=True):
                 step.global_count = torch.tensor(total)
         return super().collect()

@@ -26,49 +26,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
-from typing import NamedTuple
 
 from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.record.recorder import Recorder
-from drivetrain.record.step_file import COMPILES, StepTimes
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.saving.run_state import Position
 from drivetrain.train.saving.saver import Saver
+from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Task
 
 Notify = Callable[..., None]
-
-
-class Lap(NamedTuple):
-    """One step's times, by `perf_counter`, and the seconds waited in between."""
-
-    began: float
-    waited_for_data: float
-    optimizing: float
-    ended: float
-    waited_in_backward: float
-    """For other ranks."""
-    waited_in_optimizer: float
-
-    def times(self, step: int, stall_s: float, now: float, flags: int = 0) -> StepTimes:
-        """What is written down: seconds that follow each other and add up to the lap."""
-        before_s, after_s = self.optimizing - self.began, self.ended - self.optimizing
-        return StepTimes(
-            step=step,
-            start_s=self.began,
-            data_wait_s=self.waited_for_data,
-            compute_s=before_s - self.waited_for_data - self.waited_in_backward,
-            communication_s=self.waited_in_backward + self.waited_in_optimizer,
-            optimizer_s=after_s - self.waited_in_optimizer,
-            checkpoint_s=stall_s,
-            other_s=now - self.ended - stall_s,
-            flags=flags,
-        )
 
 
 @dataclass
@@ -87,19 +58,23 @@ class Loop:
     report: Callable[[list[StepMetrics]], None]
     saver: Saver
     at: Position
-    compiles: bool = False
-    """Whether the first step has torch.compile work in it."""
+
+    @property
+    def timer(self) -> StepTimer:
+        """Marks each step's moments."""
+        return self.engine.timer
 
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
         """Train until the steps, or the epochs, are through."""
         for turns in self.feed.steps(total_steps, num_epochs):
-            lap = self._one_step(turns)
+            self._one_step(turns)
             self.at.step += 1
             try:
                 self._after_step()
             finally:  # a step that was done is written down, also when it was the last one
-                self._record(lap)
+                self.timer.done(self.at.step)
         self._log()
+        self.timer.finish()
         self._evaluate()
         self.saver.finish()
         self._turn_epoch(-1)
@@ -112,33 +87,24 @@ class Loop:
             self._evaluate()
         self.saver.after_step(self.at.step, self._log)
 
-    def _one_step(self, turns: Iterator[Turn]) -> Lap:
-        engine, step = self.engine, self.at.step
-        engine.waiting.take()  # an evaluation before this step was not its waiting
-        began = perf_counter()
-        waited = self._go_through(turns)
-        optimizing, in_backward = perf_counter(), engine.waiting.take()
+    def _one_step(self, turns: Iterator[Turn]) -> None:
+        engine, timer, step = self.engine, self.timer, self.at.step
+        timer.begin()
+        self._go_through(turns)
+        timer.optimizing()
         engine.complete_gradients(step)
         self.notify("on_before_optimizer_step", step)
         engine.step(step)
-        ended, in_optimizer = perf_counter(), engine.waiting.take()
+        timer.ended()
         self.notify("on_train_batch_end", step)
-        return Lap(began, waited, optimizing, ended, in_backward, in_optimizer)
 
-    def _record(self, lap: Lap) -> None:
-        """Once everything that belongs to a step is done, what came after it included."""
-        flags = COMPILES if self.compiles else 0
-        self.compiles = False
-        stall_s = self.saver.take_stall()
-        self.recorder.step(lap.times(self.at.step, stall_s, perf_counter(), flags))
-
-    def _go_through(self, turns: Iterator[Turn]) -> float:
-        """Forward and backward of this rank's micro-batches; the seconds waited for data."""
-        engine, waited = self.engine, 0.0
+    def _go_through(self, turns: Iterator[Turn]) -> None:
+        """Forward and backward of this rank's micro-batches."""
+        engine, timer = self.engine, self.timer
         for position in range(self.feed.plan.accumulation):
-            asked = perf_counter()
+            asked = timer.now()
             micro, batch = next(turns)
-            waited += perf_counter() - asked
+            timer.waited_for_data(asked)
             if position == 0:
                 self._open_step(micro)
             if not engine.wants(micro):
@@ -147,7 +113,6 @@ class Loop:
                 with engine.autocast:
                     loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
                 engine.backward(loss, micro)
-        return waited
 
     def _open_step(self, first: MicroBatch) -> None:
         self._turn_epoch(first.epoch)
@@ -174,6 +139,7 @@ class Loop:
         metrics = self.engine.meter.collect()
         if not metrics:
             return
+        self.timer.caught_up()
         self.report(metrics)
         self.notify("on_log", metrics)
         bad = next((m for m in metrics if not math.isfinite(m.loss)), None)

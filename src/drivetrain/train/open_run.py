@@ -21,7 +21,6 @@ from drivetrain.record.session import (
 )
 from drivetrain.record.sinks import PER_NODE, make_sink
 from drivetrain.train.assemble import Assembly
-from drivetrain.train.watch.utilization import device_name
 
 
 def open_directory(assembly: Assembly) -> RunDirectory:
@@ -72,7 +71,7 @@ def _facts(assembly: Assembly) -> dict[str, Any]:
         "total_steps": assembly.total_steps,
         "layout": str(assembly.world.layout),
         "device": str(assembly.world.device),
-        "device_name": device_name(assembly.world.device),
+        "device_name": assembly.world.accelerator.name,
         "drivetrain": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -6,10 +6,9 @@ of different length) makes several, and their gradients add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import groupby
 from operator import itemgetter
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,10 +23,10 @@ from drivetrain.train.loop import Loop
 class PipelinedLoop(Loop):
     """Differs from Loop in how micro-batches are gone through, and in nothing else."""
 
-    def _go_through(self, turns: Iterator[Turn]) -> float:
-        began = perf_counter()
+    def _go_through(self, turns: Iterator[Turn]) -> None:
+        asked = self.timer.now()
         taken = [next(turns) for _ in range(self.feed.plan.accumulation)]
-        waited = perf_counter() - began
+        self.timer.waited_for_data(asked)
         self._open_step(taken[0][0])
         device = self.engine.world.device
         wanted = [(m, to_device(batch, device)) for m, batch in taken if self.engine.wants(m)]
@@ -37,9 +36,10 @@ class PipelinedLoop(Loop):
         shapes = spread.same_for_all([_shape(batch) for _, batch in wanted])
         for shape, group in groupby(zip(shapes, wanted, strict=True), key=itemgetter(0)):
             self._pass(spread, shape, [turn for _, turn in group])
-        return waited
 
-    def _pass(self, spread: Pipelined, shape: object, group: list[tuple[MicroBatch, Any]]) -> None:
+    def _pass(
+        self, spread: Pipelined, shape: Hashable, group: list[tuple[MicroBatch, Any]]
+    ) -> None:
         engine, loss = self.engine, self.task.loss
 
         def compute(model: Callable[..., Any], index: int, stage: int) -> torch.Tensor:

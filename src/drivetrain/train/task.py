@@ -32,10 +32,24 @@ MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss]]
 OptimizerFactory = Callable[[Iterable[nn.Parameter], Optimization], torch.optim.Optimizer]
 
 
+_IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
+    "auto": (None, None),
+    "for_loop": (False, False),
+    "foreach": (True, False),
+    "fused": (False, True),
+}
+"""torch's `foreach` and `fused`"""
+
+
 def adamw(parameters: Iterable[nn.Parameter], optimization: Optimization) -> torch.optim.Optimizer:
     """The default optimizer: AdamW with the config's learning rate and weight decay."""
+    foreach, fused = _IMPLEMENTATIONS[optimization.adamw_implementation]
     return torch.optim.AdamW(
-        parameters, lr=optimization.learning_rate, weight_decay=optimization.weight_decay
+        parameters,
+        lr=optimization.learning_rate,
+        weight_decay=optimization.weight_decay,
+        foreach=foreach,
+        fused=fused,
     )
 
 

@@ -19,7 +19,7 @@ from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed, some_batch
-from drivetrain.train.bitwise_mode import same_bits
+from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
@@ -28,6 +28,7 @@ from drivetrain.train.open_run import begin_attempt, open_directory, open_record
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Task
+from drivetrain.train.watch.compiling import announcing
 from drivetrain.train.watch.non_finite import NonFiniteWatch
 from drivetrain.train.watch.reporter import Reporter
 
@@ -79,7 +80,7 @@ class Trainer:
         if is_intercepting():
             raise Intercepted(self.task, self.resolved, some_batch(self.config, train))
         began = time.perf_counter()
-        with same_bits(enabled=self.config.reproducibility == "bitwise"):
+        with process_settings(self.config):
             assembly = assemble(self.task, self.resolved, train)
             self.assembly, self.resolved = assembly, assembly.resolved
             self.history = History()
@@ -114,18 +115,19 @@ class Trainer:
             report=reporter.steps,
             saver=saver,
             at=saver.at,
-            compiles=config.compile.enabled,
         )
         if config.fault_tolerance == "live":
             from drivetrain.train.live.training import go_live  # torchft's, and only then
 
             loop = go_live(loop, train, config)
+
         try:
             reporter.begin(self.run_dir)
             saver.begin(recorder, reporter.say)
             notify("on_fit_start")
             assembly.engine.model.train()
-            loop.run(assembly.total_steps, config.num_train_epochs)
+            with announcing(saver.page, loop.timer.compiled):
+                loop.run(assembly.total_steps, config.num_train_epochs)
             notify("on_fit_end")
         except BaseException as error:
             notify("on_exception", error)
@@ -141,7 +143,7 @@ class Trainer:
         fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
         have no whole loss.
         """
-        is_cheap = assembly.world.device.type == "cpu" and assembly.engine.scaler is None
+        is_cheap = assembly.world.accelerator.is_cpu and assembly.engine.scaler is None
         parallel = assembly.config.parallel
         if not is_cheap or parallel.pp > 1 or parallel.tp > 1 or self.run_dir is None:
             return self.task
@@ -152,6 +154,7 @@ class Trainer:
             sample_ids=assembly.feed.sample_ids,
             micro_batch_size=assembly.feed.plan.micro_batch_size,
             inner=assembly.engine.spread.inner,
+            num_losses=lambda: assembly.engine.meter.num_losses,
             is_whole=parallel.strategy not in ("fsdp", "deepspeed") and parallel.cp == 1,
         )
         return watch.over(self.task)

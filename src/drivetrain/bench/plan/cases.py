@@ -38,6 +38,7 @@ class Case:
     optimizer: str = "adamw"
     recompute: str = "none"
     precision: str = "fp32"
+    reduce_each: bool = False
 
     @property
     def name(self) -> str:
@@ -45,6 +46,7 @@ class Case:
         return (
             f"{self.model} {self.spread} micro-batch {self.micro_batch_size} × "
             f"{self.accumulation} {self.optimizer} recompute {self.recompute} {self.precision}"
+            + (" reduce each" if self.reduce_each else "")
         )
 
     @property
@@ -62,6 +64,7 @@ class Case:
             strategy,  # type: ignore[arg-type]  # a word of the table above
             micro_batch_size=self.micro_batch_size,
             accumulation=self.accumulation,
+            reduce_every_micro_batch=self.reduce_each,
             **said,
         )
 
@@ -101,6 +104,7 @@ def _shards() -> Iterator[Case]:
         yield Case(model, "fsdp:4", 8)
     for model in ("gpt", "hf_llama"):
         yield Case(model, "fsdp:2", 8, accumulation=2)
+        yield Case(model, "fsdp:2", 8, accumulation=2, reduce_each=True)
         yield Case(model, "fsdp:2", 8, optimizer="sgd")
         yield Case(model, "hsdp:2x2", 8)
         yield Case(model, "fsdp:4", 16, recompute="selective")

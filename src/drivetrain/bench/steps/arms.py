@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from drivetrain.bench.steps.device import on_device, own_accelerator
 from drivetrain.bench.steps.workloads import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
 Run = Callable[[int], None]
@@ -25,7 +26,11 @@ TOTAL_STEPS = 1_000_000
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """The same for every arm."""
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    parameters = list(model.parameters())
+    # tensor parallelism leaves some whole, and torch's foreach kernels refuse the mixture
+    is_mixed = len({type(parameter.data) for parameter in parameters}) > 1
+    foreach = False if is_mixed else None
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0, foreach=foreach)
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
@@ -36,11 +41,11 @@ def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler
 
 
 def _loader(workload: Workload) -> DataLoader[Any]:
-    dataset = workload.dataset()
+    dataset, size, pin = workload.dataset(), workload.batch_size, not own_accelerator().is_cpu
     if not dist.is_initialized():
-        return DataLoader(dataset, batch_size=workload.batch_size, shuffle=True)
+        return DataLoader(dataset, batch_size=size, shuffle=True, pin_memory=pin)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
-    return DataLoader(dataset, batch_size=workload.batch_size, sampler=sampler)
+    return DataLoader(dataset, batch_size=size, sampler=sampler, pin_memory=pin)
 
 
 def _endless(loader: Any) -> Iterator[Any]:
@@ -57,7 +62,7 @@ def bare_loop(
     """A loop as torch's tutorials have it; each rank with samples of its own unless told else."""
     optimizer = make_optimizer(model)
     scheduler = make_scheduler(optimizer)
-    batches = batches or _endless(_loader(workload))
+    batches = on_device(batches or _endless(_loader(workload)))
 
     def run(num_steps: int) -> None:
         for _ in range(num_steps):
@@ -77,20 +82,20 @@ def bare_loop(
 
 def bare(workload: Workload) -> Run:
     """One process: the model as it is."""
-    return bare_loop(workload, workload.model())
+    return bare_loop(workload, workload.model().to(own_accelerator().device))
 
 
 def bare_ddp(workload: Workload) -> Run:
     """torch.nn.parallel.DistributedDataParallel and nothing else."""
-    model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True)
-    return bare_loop(workload, model)
+    model = workload.model().to(own_accelerator().device)
+    return bare_loop(workload, DistributedDataParallel(model, gradient_as_bucket_view=True))
 
 
 def bare_fsdp(workload: Workload) -> Run:
     """Torch's fully_shard and nothing else."""
     from torch.distributed.fsdp import fully_shard
 
-    model = workload.model()
+    model = workload.model().to(own_accelerator().device)
     for layer in getattr(model, "layers", []):
         fully_shard(layer)
     fully_shard(model)
@@ -103,7 +108,7 @@ def accelerate(workload: Workload) -> Run:
     from accelerate.utils import DistributedDataParallelKwargs
 
     handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler])
+    accelerator = Accelerator(cpu=own_accelerator().is_cpu, kwargs_handlers=[handler])
     plain = DataLoader(workload.dataset(), batch_size=workload.batch_size, shuffle=True)
     model = workload.model()
     optimizer = make_optimizer(model)
@@ -130,11 +135,12 @@ def fabric(workload: Workload) -> Run:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 
+    kind = own_accelerator().device.type
     if dist.is_initialized():
         strategy = DDPStrategy(gradient_as_bucket_view=True)
-        lightning = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
+        lightning = Fabric(accelerator=kind, devices=dist.get_world_size(), strategy=strategy)
     else:
-        lightning = Fabric(accelerator="cpu", devices=1)
+        lightning = Fabric(accelerator=kind, devices=1)
     lightning.launch()
     model = workload.model()
     model, optimizer = lightning.setup(model, make_optimizer(model))

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from drivetrain.bench.steps.arms import Run, bare_loop, make_optimizer, make_scheduler
+from drivetrain.bench.steps.device import on_device, own_accelerator
 from drivetrain.bench.steps.workloads import MAX_GRAD_NORM, Workload
 from drivetrain.parallel.norm import total_norm
 
@@ -38,8 +39,9 @@ def bare_tp(workload: Workload) -> Run:
     )
 
     torch.manual_seed(0)
-    model = workload.model()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    device = own_accelerator().device
+    model = workload.model().to(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model.get_submodule("layers").children():
         plan = {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()}
         parallelize_module(layer, mesh, plan)
@@ -78,8 +80,9 @@ def bare_pp(workload: Workload) -> Run:
 
     torch.manual_seed(0)
     rank, size = dist.get_rank(), dist.get_world_size()
-    model = _Half(workload.model(), rank, size)
-    stage = PipelineStage(model, rank, size, torch.device("cpu"))
+    device = own_accelerator().device
+    model = _Half(workload.model(), rank, size).to(device)
+    stage = PipelineStage(model, rank, size, device)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
@@ -87,7 +90,7 @@ def bare_pp(workload: Workload) -> Run:
     schedule = Schedule1F1B(stage, NUM_MICRO_BATCHES, loss_fn=loss)
     optimizer = make_optimizer(model)
     scheduler = make_scheduler(optimizer)
-    batches = same_batches(workload, NUM_MICRO_BATCHES)
+    batches = on_device(same_batches(workload, NUM_MICRO_BATCHES))
 
     def run(num_steps: int) -> None:
         for _ in range(num_steps):

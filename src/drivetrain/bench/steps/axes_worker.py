@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain.bench.steps import arms, axes_arms
 from drivetrain.bench.steps.interleaved import run_rank
-from drivetrain.bench.steps.overhead_worker import led_by_trainer
+from drivetrain.bench.steps.overhead_worker import Samples, led_by_trainer
 from drivetrain.bench.steps.workloads import Workload, small_transformer, transformer
 
 _TWO = 2
@@ -21,24 +21,23 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(num_rounds: int) -> dict[str, dict[str, list[float]]]:
+def measure(num_rounds: int) -> Samples:
     """Seconds per step of every arm, axis by axis and round by round."""
     warnings.filterwarnings("ignore")
+    samples: Samples = {}
     with tempfile.TemporaryDirectory() as directory:
-        return {
-            f"{axis}, {workload.name}": _measure(axis, workload, num_rounds, directory)
-            for axis in BARE
-            for workload in (small_transformer(), transformer())
-        }
+        for axis in BARE:
+            for workload in (small_transformer(), transformer()):
+                samples |= _measure(axis, workload, num_rounds, directory)
+    return samples
 
 
-def _measure(
-    axis: str, workload: Workload, num_rounds: int, directory: str
-) -> dict[str, list[float]]:
+def _measure(axis: str, workload: Workload, num_rounds: int, directory: str) -> Samples:
     bare = BARE[axis]
     others = {"bare": bare(workload), "bare again": bare(workload)}
     copies = {"fsdp": _TWO, "tp": 1, "pp": axes_arms.NUM_MICRO_BATCHES}[axis]
     return led_by_trainer(
+        f"{axis}, {workload.name}",
         workload,
         others,
         num_rounds,

@@ -12,6 +12,7 @@ from typing import Any
 
 from drivetrain.bench.report import report
 from drivetrain.bench.statistics import bootstrap
+from drivetrain.bench.steps.device import own_accelerator
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.extras import require
 from drivetrain.launch.local import launch
@@ -122,6 +123,11 @@ def _machine(num_ranks: int, num_rounds: int) -> dict[str, Any]:
         "rounds": num_rounds,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "device": "cpu (not run on a GPU)",
+        "device": _device(),
         **{name: version(name) for name in packages},
     }
+
+
+def _device() -> str:
+    name = own_accelerator().name
+    return "cpu (not run on a GPU)" if own_accelerator().is_cpu else name

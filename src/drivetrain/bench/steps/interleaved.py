@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from drivetrain.bench.steps.device import meet, own_accelerator
+
 WARM_UP_ROUNDS = 2
 
 
@@ -33,6 +35,7 @@ def timed_blocks(
         dist.barrier()
         began_s = time.perf_counter()
         arms[name](steps_per_block)
+        own_accelerator().synchronize()  # or the clock would tell how fast the host asks
         seconds[name].append((time.perf_counter() - began_s) / steps_per_block)
     return {name: values[WARM_UP_ROUNDS:] for name, values in seconds.items()}
 
@@ -43,7 +46,7 @@ def run_rank(measure: Callable[[int], Mapping[str, Any]]) -> Path | None:
     The process group is there when `measure(num_rounds)` is called, and gone afterwards.
     """
     output, num_rounds = Path(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo")
+    meet()
     samples = measure(num_rounds)
     is_main = dist.get_rank() == 0
     if is_main:

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from drivetrain.bench.report import PROCESSOR
 from drivetrain.bench.steps.bitwise_worker import paced, prepared
 from drivetrain.bench.steps.interleaved import run_rank, timed_blocks
 from drivetrain.bench.steps.workloads import Workload, transformer
@@ -66,7 +67,7 @@ def measure(num_rounds: int, beside: dict[str, list[float]]) -> dict[str, dict[s
         name = f"ranks {dist.get_world_size()}, transformer"
         cpu = {each: arm.processor_s[-num_rounds:] for each, arm in arms.items()}
         beside.update({each: arm.beside_s[-num_rounds:] for each, arm in arms.items()})
-        return {name: samples, f"{name}, processor time": cpu}
+        return {name: samples, name + PROCESSOR: cpu}
 
 
 class Arm:

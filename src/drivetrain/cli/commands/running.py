@@ -41,8 +41,8 @@ def train(context: typer.Context) -> None:
 
     Less often: --spares N (warm processes kept ready; one per rank), --warm-start (import once,
     fork the ranks), --grace-period S (to save in after SIGTERM; 30), --stall-timeout S (without a
-    step, at least; 60), --slow-timeout S (starting, saving, evaluating; 900), --max-preemptions N,
-    --max-startup-failures N.
+    step, at least; 60), --slow-timeout S (starting, saving, evaluating, compiling; 900),
+    --max-preemptions N, --max-startup-failures N.
 
     Without --rdzv-endpoint a free port is used, never a fixed one. ARGS go to the script. A script
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.

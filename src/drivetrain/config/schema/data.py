@@ -19,7 +19,7 @@ class Data(Section):
     prefetch_factor: int = Field(default=2, gt=0)
     """Micro-batches each loader process keeps ready."""
     pin_memory: bool | Literal["auto"] = "auto"
-    """Page-locked memory for faster copies to a GPU; auto: only with CUDA."""
+    """Page-locked memory for faster copies to a device; auto: on an accelerator."""
     iterable_sharding: Literal["same_stream", "own_shard"] = "same_stream"
     """same_stream: every rank reads the stream and keeps its part: same numbers at any world size.
     own_shard: a rank reads only its own shard: less reading, numbers depend on the world size."""

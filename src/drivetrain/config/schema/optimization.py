@@ -26,5 +26,9 @@ class Optimization(Section):
     """The global batch size that `learning_rate` was tuned for."""
     weight_decay: float = Field(default=0.0, ge=0)
     """For the default optimizer (AdamW); a task with its own optimizer sets its own."""
+    adamw_implementation: Literal["auto", "for_loop", "foreach", "fused"] = "auto"
+    """How the default optimizer goes through the weights: one after the other, many in one call, or
+    in one kernel. auto: as torch chooses: for_loop on a CPU, foreach on CUDA, XPU and devices from
+    outside torch. They round differently in the last bits; fused is the fastest."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Clip the global gradient norm to this; null leaves gradients alone."""

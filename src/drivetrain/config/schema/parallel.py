@@ -31,6 +31,9 @@ class FSDP(Section):
     reshard_after_forward: bool | Literal["auto"] = "auto"
     """Free gathered weights after forward (less memory), or keep them (less traffic); auto: free
     the blocks', keep the root's, which backward needs first."""
+    reduce_every_micro_batch: bool = False
+    """Reduce gradients to shards after every micro-batch (less memory), or keep them unsharded on
+    each rank and reduce once per step (less traffic)."""
 
 
 class Tensor(Section):

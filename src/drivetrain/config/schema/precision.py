@@ -27,5 +27,10 @@ class Precision(Section):
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What the model computes in; bf16 and fp16 run under autocast."""
+    tf32: bool | None = None
+    """fp32 matrix products and convolutions on tensor cores that round to 10 bits: true: both (as
+    torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 do); false:
+    neither; null: as the script has set them, which by torch's default is convolutions only. With
+    reproducibility=bitwise null means false."""
     scaler: Scaler = Scaler()
     """Loss scaling for fp16."""

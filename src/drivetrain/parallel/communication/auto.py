@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from drivetrain.config.schema import Communication
+from drivetrain.parallel.accelerator import accelerator_of
+from drivetrain.parallel.clock import Moment, clock_of
 from drivetrain.parallel.communication.choose import compressor_for
 from drivetrain.parallel.communication.compressor import Compressor, Mean
 from drivetrain.parallel.communication.half import Plain
@@ -129,10 +131,10 @@ def _time(
 ) -> float:
     bucket: Any = _Sample(torch.randn(side, side, device=device, generator=_generator(device)))
     dist.barrier(group)
+    accelerator_of(device).synchronize()
     began = time.perf_counter()
     compressor.exchange(bucket).wait()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    accelerator_of(device).synchronize()
     return time.perf_counter() - began
 
 
@@ -155,7 +157,8 @@ class Trial:
         self._promised_s, self._device = promised_s, device
         self._now: Compressor = candidate
         self._is_settled = False
-        self._began_s = 0.0
+        self._clock = clock_of(accelerator_of(device))
+        self._began: Moment = None
         self._num_steps = 0
         self._taken_s: list[float] = []
         """This rank's steps of the present round."""
@@ -179,7 +182,9 @@ class Trial:
         The first steps only warm up, with the candidate: on a slow link plain ones are dear.
         """
         if self._num_steps > _UNCOUNTED_STEPS:
-            self._taken_s.append(time.perf_counter() - self._began_s)
+            now = self._clock.now()
+            self._clock.wait_for(now)  # a few steps of the trial wait for the device, then none
+            self._taken_s.append(self._clock.seconds(self._began, now))
         if len(self._taken_s) == 2:
             self._end_round()
         if self._is_settled:
@@ -187,7 +192,7 @@ class Trial:
         counted = self._num_steps - _UNCOUNTED_STEPS
         self._now = self._plain if counted >= 0 and counted % 2 == 0 else self._candidate
         self._num_steps += 1
-        self._began_s = time.perf_counter()
+        self._began = self._clock.now()
 
     def _end_round(self) -> None:
         """Look at the figures that all ranks have."""

@@ -33,6 +33,13 @@ class Compressor(Protocol):
         ...
 
 
+def take_to(device: torch.device, kept: dict[int, torch.Tensor], index: int) -> None:
+    """What was loaded is on the CPU until its bucket's turn comes."""
+    found = kept.get(index)
+    if found is not None and found.device != device:
+        kept[index] = found.to(device)
+
+
 def install(compressor: Compressor, wrapped: DistributedDataParallel) -> None:
     """From now on, `wrapped` sends its buckets this way."""
     wrapped.register_comm_hook(compressor, _hook)

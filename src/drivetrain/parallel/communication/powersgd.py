@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from drivetrain.config.schema import PowerSGD as PowerSGDConfig
 from drivetrain.core.extras import require
-from drivetrain.parallel.communication.compressor import Mean
+from drivetrain.parallel.communication.compressor import Mean, take_to
 
 _BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 
@@ -33,7 +33,9 @@ class PowerSGD:
 
     def exchange(self, bucket: GradBucket) -> Mean:
         """torch's, once what was kept fits the bucket."""
-        index = bucket.index()
+        index, device = bucket.index(), bucket.buffer().device
+        for name in _BY_BUCKET:
+            take_to(device, getattr(self._state, name), index)
         error = self._state.error_dict.get(index)
         if error is not None and error.shape != bucket.buffer().shape:
             for name in _BY_BUCKET:  # restored from a run with other bucket sizes

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from drivetrain.config.schema import TopK as TopKConfig
-from drivetrain.parallel.communication.compressor import Mean
+from drivetrain.parallel.communication.compressor import Mean, take_to
 
 # torch 2.13 renamed it, and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -52,6 +52,7 @@ class TopK:
         self, gradient: torch.Tensor, index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What is sent of the gradient and of what was kept back; the rest is kept now."""
+        take_to(gradient.device, self._kept_back, index)
         kept = self._kept_back.get(index)
         if kept is None or kept.shape != gradient.shape:  # none yet, or of another bucket size
             kept = self._kept_back[index] = torch.zeros_like(gradient)

@@ -49,10 +49,15 @@ class Zero(Shards):
     def take_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Let DeepSpeed shard the model and what the optimizer will keep."""
         deepspeed = load_deepspeed(self.world)
+        config = self._on_own_folder()
+        if self.stage == 3:
+            # Weight by weight from the host: DeepSpeed's engine would move them all to the device
+            # first. Not before there is an optimizer, which may look at their shapes.
+            deepspeed.zero.Init(module=self.inner, config_dict_or_path=config, dtype=torch.float32)
         engine, zero, _, _ = deepspeed.initialize(
             model=self.inner,
             optimizer=optimizer,
-            config=self._on_own_folder(),
+            config=config,
             dist_init_required=False,
         )
         if zero.optimizer is not optimizer:
@@ -117,7 +122,7 @@ def load_deepspeed(world: World) -> ModuleType:
     os.environ.setdefault("LOCAL_RANK", str(world.identity.local_rank))
     if not dist.is_initialized():  # a single rank, which offload can be for
         store = HashStore()
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.init_process_group(world.accelerator.backend, store=store, rank=0, world_size=1)
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from drivetrain.cluster.description import Cluster
@@ -62,7 +63,18 @@ class DeepSpeedStrategy:
 
     def apply(self, model: nn.Module, world: World) -> Spread:
         """Not yet sharded: DeepSpeed wants the optimizer too, which comes next."""
-        return Zero(model.to(world.device), world, self._merged(Profile.of(model)).settings)
+        merged = self._merged(Profile.of(model))
+        if merged.stage == 3:  # the whole need not fit: DeepSpeed takes one weight after the other
+            _move_buffers(model, world.device)
+        else:
+            model.to(world.device)
+        return Zero(model, world, merged.settings)
 
     def _merged(self, profile: Profile) -> Merged:
         return merge(self._config, self._accumulation, profile)
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from drivetrain.parallel.pipeline.cut import Cut
 from drivetrain.parallel.pipeline.stage import Stage
@@ -65,6 +66,20 @@ class Chain:
         return hidden
 
     def _output(self, made: Any, owner: int) -> Any:
-        output = [made]
-        dist.broadcast_object_list(output, group_src=owner, group=self._group)
-        return output[0]
+        """The owner's output, on every rank: its form as an object, its tensors as tensors.
+
+        A tensor inside an object would arrive on the device of whoever sent it.
+        """
+        form = [tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), made)]
+        dist.broadcast_object_list(form, group_src=owner, group=self._group)
+        tensors = iter(tree_leaves(made))
+
+        def receive(meta: torch.Tensor) -> torch.Tensor:
+            tensor = torch.empty_like(meta, device=self._device)
+            if made is not None:
+                own = next(t for t in tensors if isinstance(t, torch.Tensor))
+                tensor.copy_(own)
+            dist.broadcast(tensor, group_src=owner, group=self._group)
+            return tensor
+
+        return tree_map_only(torch.Tensor, receive, form[0])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.parallel.accelerator import accelerator_of
 from drivetrain.parallel.pipeline.anatomy import anatomy_of
 
 _WARM_UP, _TIMED = 1, 3
@@ -17,6 +18,7 @@ _WARM_UP, _TIMED = 1, 3
 def part_costs(model: nn.Module, call: Callable[[nn.Module], Any]) -> dict[str, float]:
     """Seconds in forward, by module name; `call` puts a micro-batch through the model."""
     anatomy = anatomy_of(model)
+    device = next(model.parameters()).device
     began: dict[str, float] = {}
     spent: dict[str, float] = {}
 
@@ -28,7 +30,7 @@ def part_costs(model: nn.Module, call: Callable[[nn.Module], Any]) -> dict[str, 
 
     def stop(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            _wait_for_device()
+            accelerator_of(device).synchronize()
             spent[name] = spent.get(name, 0.0) + time.perf_counter() - began[name]
 
         return hook
@@ -51,8 +53,3 @@ def part_costs(model: nn.Module, call: Callable[[nn.Module], Any]) -> dict[str, 
         for handle in handles:
             handle.remove()
     return spent
-
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

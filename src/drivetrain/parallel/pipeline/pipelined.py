@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -17,12 +19,32 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.pipeline import schedules
 from drivetrain.parallel.pipeline.chain import Chain
 from drivetrain.parallel.pipeline.cut import Cut
+from drivetrain.parallel.pipeline.recent import MOST, KnownShapes, Recent
 from drivetrain.parallel.pipeline.stage import Compute, Stage
 from drivetrain.parallel.strategy import OwnStep, Spread
 from drivetrain.parallel.whole import NOTHING
 
 Probe = Callable[[Callable[..., Any]], Any]
 """`probe(model)` calls the model as the loss does, on a micro-batch like those to come."""
+
+
+_Handed = tuple[torch.Size, torch.dtype]
+"""What a stage hands on."""
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    """A schedule, and torch's stages with their buffers."""
+
+    schedule: Any
+    stages: list[PipelineStage]
+
+    def release(self) -> None:
+        """Give the buffers back at once, also where torch's parts refer to each other."""
+        for stage in self.stages:
+            stage.clear_runtime_states()
+            stage.args_recv_info.clear()
+            stage.grad_recv_info.clear()
 
 
 class Pipelined:
@@ -52,20 +74,24 @@ class Pipelined:
         self._stages = [
             Stage(under.module, chunk, cut.carry, cut.num_stages) for chunk in cut.chunks
         ]
+        for stage in self._stages:
+            stage.reduces_every_micro_batch = getattr(under, "reduces_every_micro_batch", False)
         self.evaluated: Any = Chain(self.inner, self._stages, cut, group)
-        self._schedules: dict[tuple[int, object], Any] = {}
+        self._shapes = KnownShapes[list[_Handed]](speaks=dist.get_rank() == 0)
+        self._schedules = Recent[_Scheduled](MOST, _Scheduled.release)
         """By the number of micro-batches and their shape."""
 
-    def run(self, num_micro_batches: int, shape: object, compute: Compute, probe: Probe) -> None:
+    def run(self, num_micro_batches: int, shape: Hashable, compute: Compute, probe: Probe) -> None:
         """Forward and backward of micro-batches of one shape. A collective call."""
-        kind = (num_micro_batches, shape)
-        if kind not in self._schedules:
-            self._schedules[kind] = self._schedule(num_micro_batches, probe)
+        shapes = self._shapes.get(shape, partial(self._handed_on, probe))
+        scheduled = self._schedules.get(
+            (num_micro_batches, shape), partial(self._schedule, num_micro_batches, shapes)
+        )
         for stage in self._stages:
             stage.compute, stage.last_index = compute, num_micro_batches - 1
         index = torch.arange(num_micro_batches)
         first = (index,) if self._cut.chunks[0].index == 0 else ()
-        self._schedules[kind].step(*first, target=index, index=index, return_outputs=False)
+        scheduled.schedule.step(*first, target=index, index=index, return_outputs=False)
 
     def same_for_all(self, shapes: list[Any]) -> list[tuple[int, ...]]:
         """Each micro-batch's shape on every copy: passes must begin and end together on all.
@@ -83,8 +109,10 @@ class Pipelined:
         """The parts of the model that this rank has."""
         return {module for stage in self._stages for module in stage.parts.modules()}
 
-    def _schedule(self, count: int, probe: Probe) -> Any:
-        shapes = self.evaluated.shapes(probe)
+    def _handed_on(self, probe: Probe) -> list[_Handed]:
+        return [(tensor.shape, tensor.dtype) for tensor in self.evaluated.shapes(probe)]
+
+    def _schedule(self, count: int, shapes: list[_Handed]) -> _Scheduled:
         ranks = dist.get_world_size(self._group)
         name: str = self._config.schedule
         if not schedules.fits(name, count, ranks, self._cut.num_stages):
@@ -109,7 +137,7 @@ class Pipelined:
                 group=self._group,
             )
             stages.append(made)
-        return schedules.SCHEDULES[name].make(stages, count)
+        return _Scheduled(schedules.SCHEDULES[name].make(stages, count), stages)
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """Micro-batches are not taken one by one: see `run`."""
@@ -132,10 +160,12 @@ class Pipelined:
         """All stages' parts, on rank 0."""
         own = self._under.full_state()
         parts: list[Any] = [None] * dist.get_world_size(self._group)
+        # on the CPU: an object would arrive on the device of whoever sent it
         dist.all_gather_object(parts, own, group=self._group)
         return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _like(handed: _Handed, device: torch.device) -> torch.Tensor:
     """A tensor of that shape that gradients flow through."""
-    return torch.empty(meta.shape, dtype=meta.dtype, device=device, requires_grad=True)
+    shape, dtype = handed
+    return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)

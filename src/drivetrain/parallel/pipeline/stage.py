@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from drivetrain.parallel.blocks import with_hidden
+from drivetrain.parallel.fsdp import sync_gradients
 
 Compute = Callable[[Callable[..., Any], int, int], torch.Tensor]
 """`compute(model, index, stage)`: a micro-batch's weighted loss, by calling the model once."""
@@ -92,6 +93,7 @@ class Stage(nn.Module):
         self._calls = 0
         self.compute: Compute = _nothing_to_compute
         self.last_index = 0
+        self.reduces_every_micro_batch = False
         self.index = chunk.index
         object.__setattr__(self, "model", model)  # not a child: its weights are the rank's
         self.parts = nn.ModuleList([*chunk.pieces, *chunk.blocks])
@@ -158,12 +160,11 @@ class Stage(nn.Module):
         self._carry.hidden = output[0] if isinstance(output, tuple) else output
 
     def _sync_if_last(self, index: int, gradient: torch.Tensor) -> None:  # noqa: ARG002
-        """Gradients travel between copies in a stage's last backward only."""
-        is_last = index == self.last_index
-        for block in self._sharded:
-            block.set_requires_gradient_sync(is_last, recurse=False)
-        if self._root is not None:
-            self._root.set_requires_gradient_sync(is_last, recurse=False)
+        """Gradients travel in a stage's last backward only, or (fsdp can be told so) in each."""
+        is_last, every = index == self.last_index, self.reduces_every_micro_batch
+        roots = [] if self._root is None else [self._root]
+        for module in (*self._sharded, *roots):
+            sync_gradients(module, is_last=is_last, every=every, recurse=False)
 
 
 def _nothing_to_compute(model: Callable[..., Any], index: int, stage: int) -> torch.Tensor:

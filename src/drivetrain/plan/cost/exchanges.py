@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 
 from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.cost.context import rank_parts
 from drivetrain.plan.cost.stages import stage_parts
 from drivetrain.plan.profile.model import ModelProfile
-from drivetrain.plan.profile.numbers import part_numbers
 
 Exchanged = dict[tuple[str, str], float]
 """By (collective, axes)."""
 
 
 def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> Exchanged:
-    """For ddp and fsdp, with tp and pp."""
+    """For ddp and fsdp, with tp, cp and pp."""
     layout = candidate.layout
-    size = (candidate.micro_batch_size, 1.0 / layout.cp, layout.tp)
-    numbers = part_numbers(profile, *size)
+    numbers = rank_parts(profile, candidate)
     indices = stage_parts(profile, layout.pp)[stage]
     turns = candidate.accumulation
     found: Exchanged = defaultdict(float)
@@ -37,11 +36,18 @@ def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> 
             # the root (what is in no block) stays whole from its forward to the end of backward
             times = turns * (1 if index in (0, len(numbers) - 1) else 2)
             found["all_gather", axes] += times * numbers[index].parameters * ratio
-        found["reduce_scatter", axes] += trained
+        times = turns if candidate.reduce_every_micro_batch else 1
+        found["reduce_scatter", axes] += times * trained
         trained /= candidate.num_shards
     if layout.dp_replicate > 1:
         found["all_reduce", "dp_replicate"] += trained
+    if layout.cp > 1:  # keys and values of each block; what gathers the model's output is left out
+        hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0, layout.tp)
+        both = turns * profile.shape.num_blocks * 2 * hidden
+        found["all_gather", "cp"] += both * (2 if candidate.recompute == "none" else 3)
+        found["reduce_scatter", "cp"] += both
     if layout.pp > 1:
+        size = (candidate.micro_batch_size, 1.0 / layout.cp, layout.tp)
         hidden = profile.hand_over_bytes.one(*size)
         sides = int(stage > 0) + int(stage < layout.pp - 1)
         for kind in ("send", "recv"):

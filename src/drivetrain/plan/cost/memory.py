@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.cost.sharded_memory import ShardedWalk
+from drivetrain.plan.cost.context import rank_parts
+from drivetrain.plan.cost.sharded_memory import Between, ShardedWalk
 from drivetrain.plan.cost.stages import stage_parts
 from drivetrain.plan.profile.model import ModelProfile
-from drivetrain.plan.profile.numbers import PartNumbers, part_numbers
+from drivetrain.plan.profile.numbers import PartNumbers
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def stage_memory(
     """Of a rank of one pipeline stage."""
     layout = candidate.layout
     length = 1.0 / layout.cp
-    numbers = part_numbers(profile, candidate.micro_batch_size, length, layout.tp)
+    numbers = rank_parts(profile, candidate)
     indices = stage_parts(profile, layout.pp)[stage]
     parts = [numbers[index] for index in indices]
     is_root = [index in (0, len(numbers) - 1) for index in indices]
@@ -167,8 +168,10 @@ def _walk(
     if candidate.strategy == "fsdp" and candidate.num_shards > 1:
         itemsize = 1.0 if candidate.precision == "fp32" else 0.5
         shards = candidate.num_shards
-        walk = ShardedWalk(parts, is_root, shards, itemsize, hidden, accumulates=accumulates)
-        return _Sharded(walk)
+        between: Between = "whole" if candidate.accumulates_whole else "shards"
+        if not accumulates:
+            between = "none"
+        return _Sharded(ShardedWalk(parts, is_root, shards, itemsize, hidden, between=between))
     is_ddp = candidate.layout.dp > 1
     # gradients of micro-batches that are not sent lie beside ddp's buckets, not in them
     copies = 2 if accumulates and is_ddp and candidate.strategy == "ddp" else 1
@@ -236,4 +239,6 @@ def without_offloaded(memory: Memory, candidate: Candidate) -> Memory:
         return memory
     if candidate.strategy == "deepspeed":
         return replace(memory, optimizer=0.0)
-    return replace(memory, parameters=0.0, optimizer=0.0, gradients=0.0)
+    # whole gradients of earlier micro-batches stay where they were made; shards go to the host
+    gradients = memory.gradients if candidate.accumulates_whole else 0.0
+    return replace(memory, parameters=0.0, optimizer=0.0, gradients=gradients)

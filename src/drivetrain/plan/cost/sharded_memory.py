@@ -13,11 +13,16 @@ whose weights stay whole from its forward to the end of backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from drivetrain.plan.profile.numbers import PartNumbers
 
 Point = tuple[float, float, float]
 """(activations, gradients, gathered)"""
+
+
+Between = Literal["none", "shards", "whole"]
+"""What there is of gradients when a micro-batch begins."""
 
 
 class ShardedWalk:
@@ -31,13 +36,13 @@ class ShardedWalk:
         compute_ratio: float,
         hidden: float,
         *,
-        accumulates: bool,
+        between: Between,
     ) -> None:
         self._parts = parts
         self._shards = num_shards
         self._ratio = compute_ratio
         self._hidden = hidden
-        self._accumulates = accumulates
+        self._between = between
         self._is_root = is_root
         self._root = sum(
             p.parameters * compute_ratio for p, root in zip(parts, is_root, strict=True) if root
@@ -61,7 +66,7 @@ class ShardedWalk:
         """Each block's weights are whole while it runs."""
         points: list[Point] = []
         saved = 0.0
-        waiting = self._accumulated(len(self._parts))
+        waiting = self._accumulated(len(self._parts)) + self._earlier_shards()
         for index, part in enumerate(self._parts):
             # the gather before this one is freed when this one has arrived
             earlier = self._root if index == 1 and self._is_root[0] else self._whole(index - 1)
@@ -76,7 +81,7 @@ class ShardedWalk:
         points: list[Point] = []
         saved = sum(part.saved for part in self._parts)
         last = len(self._parts) - 1
-        root_gradients, shards_made, held_input = 0.0, 0.0, 0.0
+        root_gradients, shards_made, held_input = 0.0, self._earlier_shards(), 0.0
         for index in range(last, -1, -1):
             part, work = self._parts[index], self._parts[index].backward
             saved -= part.saved
@@ -100,7 +105,8 @@ class ShardedWalk:
                     self._root + before + reduced * (1 + 1 / self._shards),
                 )
             )
-            shards_made += reduced / self._shards
+            if self._between != "shards":  # or it is added to the one that is there
+                shards_made += reduced / self._shards
             held_input = reduced
         # its whole weights are given back before its gradients are reduced
         end = self._root_trained * (1 + 1 / self._shards)
@@ -113,9 +119,12 @@ class ShardedWalk:
             return 0.0
         return self._parts[index].parameters * self._ratio
 
+    def _earlier_shards(self) -> float:
+        return self.gradient_shards() if self._between == "shards" else 0.0
+
     def _accumulated(self, upto: int) -> float:
         """Whole gradients of earlier micro-batches, of the parts not yet reduced."""
-        if not self._accumulates:
+        if self._between != "whole":
             return 0.0
         root = self._root_trained
         blocks = sum(

@@ -16,10 +16,11 @@ from drivetrain.cluster.description import Cluster, Device
 from drivetrain.config.schema import Pipeline
 from drivetrain.parallel.pipeline.schedules import bubble
 from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.cost.context import rank_parts
 from drivetrain.plan.cost.links import neighbours_along, ring_along
 from drivetrain.plan.cost.stages import stage_parts
 from drivetrain.plan.profile.model import ModelProfile
-from drivetrain.plan.profile.numbers import PartNumbers, WorkNumbers, part_numbers
+from drivetrain.plan.profile.numbers import PartNumbers, WorkNumbers
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,8 @@ def step_time(
     """Of one step. `plain` is the profile without recomputation."""
     device = _device(cluster)
     layout = candidate.layout
-    length = 1.0 / layout.cp
-    size = (candidate.micro_batch_size, length, layout.tp)
-    numbers = part_numbers(profile, *size)
-    once = part_numbers(plain, *size)
+    numbers = rank_parts(profile, candidate)
+    once = rank_parts(plain, candidate)
     stages = stage_parts(profile, layout.pp)
     times = [_stage(numbers, parts, candidate, cluster) for parts in stages]
     slowest = max(range(len(stages)), key=lambda i: times[i].forward + times[i].backward)
@@ -175,7 +174,7 @@ def _data_exchange(
         turns = candidate.accumulation
         gather = ring.seconds("all_gather", whole * ratio, blocks)
         scatter = ring.seconds("reduce_scatter", trained, blocks)
-        if candidate.zero_stage == 3:  # after each micro-batch
+        if candidate.zero_stage == 3 or candidate.reduce_every_micro_batch:
             scatter *= turns
         forward = beside(turns * gather, turns * stage.forward, blocks)
         backward = beside(turns * gather + scatter, turns * stage.backward, blocks)
@@ -196,14 +195,19 @@ def _data_exchange(
 
 
 def _context_exchange(profile: ModelProfile, candidate: Candidate, cluster: Cluster) -> float:
-    """Keys and values of the whole sequence, gathered in every block, forward and back."""
+    """Keys and values of the whole sequence, and what is added up of their gradients.
+
+    Gathered in every block: forward, back and, with recomputation, in between.
+    """
     layout = candidate.layout
     if layout.cp == 1:
         return 0.0
     hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0, layout.tp)
     ring = ring_along(layout, cluster, "cp")
     blocks = profile.shape.num_blocks / layout.pp
-    each = ring.seconds("all_gather", 2 * hidden) + ring.seconds("reduce_scatter", 2 * hidden)
+    gathers = 2 if candidate.recompute == "none" else 3
+    each = gathers * ring.seconds("all_gather", 2 * hidden, 2)
+    each += ring.seconds("reduce_scatter", 2 * hidden, 2)
     return candidate.accumulation * blocks * each
 
 

@@ -24,7 +24,13 @@ def zero_memory(
     # ZeRO steps on a second copy of the weights' shard
     state = (profile.total("optimizer") + trained) / shards
     if stage == 3:
-        as_fsdp = replace(candidate, strategy="fsdp", zero_stage=None, offload="none")
+        as_fsdp = replace(
+            candidate,
+            strategy="fsdp",
+            zero_stage=None,
+            offload="none",
+            reduce_every_micro_batch=True,
+        )
         memory = stage_memory(profile, as_fsdp, 0, on_accelerator=on_accelerator)
         memory = replace(memory, optimizer=state, gathered=memory.gathered + bucket / 2)
         return without_offloaded(memory, candidate)

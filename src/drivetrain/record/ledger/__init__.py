@@ -8,7 +8,7 @@ From the first command to the last sign of life each second has one class:
     communication   a rank had nothing left to do but wait for others
     checkpoint      a step, or the end of the run, waited for a save
     start_up        from the command to the first step; and from the last step to the end
-    compile         torch.compile's share of an attempt's first step
+    compile         torch.compile's share of the steps it worked in
     recovery        from a failure to the next step
     redone          work that was lost, and done again by a later attempt
     stalled         nothing moved, and nobody had noticed yet

@@ -1,7 +1,7 @@
 """What a rank can tell about itself when its supervisor asks, even while its main thread is stuck.
 
 Stacks come from faulthandler, on a signal: that needs nothing of Python. The collectives it has
-called, from torch's flight recorder, are told by a thread that sleeps on a named pipe: a rank that
+called (flight_recorders.py) are told by a thread that sleeps on a named pipe: a rank that
 waits in a collective does not hold Python's lock. Nothing but the standard library is loaded here.
 """
 
@@ -11,22 +11,17 @@ import contextlib
 import faulthandler
 import json
 import os
-import pickle
 import signal
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from drivetrain.core.files import write_whole
+from drivetrain.supervise.ending.flight_recorders import latest_collectives
 
 STACKS = "DRIVETRAIN_STACKS"
 ASK = "DRIVETRAIN_ASK"
 COLLECTIVES = "DRIVETRAIN_COLLECTIVES"
 STACKS_SIGNAL = signal.SIGUSR2
-_LATEST = 256
-"""Collectives that are told; a step of ddp has a few, of fsdp some per layer."""
-_FRAMES = 12
 _places: dict[str, Path] = {}
 """Where this process leaves its collectives; empty when nobody asks for them."""
 
@@ -51,7 +46,7 @@ def tell_collectives() -> None:
     place = _places.get(COLLECTIVES)
     if place is not None:
         with contextlib.suppress(Exception):
-            told = _collectives()
+            told = latest_collectives()
             if told is not None or not place.exists():  # a failed rank has told, and left its group
                 write_whole(place, json.dumps(told))
 
@@ -65,47 +60,3 @@ def _listen(path: str) -> None:
             return  # the session is gone
         if asked:
             tell_collectives()
-
-
-def _collectives() -> dict[str, Any] | None:
-    """The latest, oldest first; None when this process has called none."""
-    if "torch.distributed" not in sys.modules:
-        return None
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    from torch._C import _distributed_c10d
-
-    trace = pickle.loads(_distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined] # noqa: S301, SLF001 - our own process made it
-    groups = {
-        _group(group.group_name, group.group_desc): dist.get_process_group_ranks(group)
-        for group in list(dist.distributed_c10d._world.pg_names)  # noqa: SLF001 - there is no list
-    }
-    entries = [entry for entry in trace.get("entries", []) if not entry.get("is_p2p")]
-    sites: dict[tuple[Any, ...], int] = {}
-    calls = [_call(entry, sites) for entry in entries[-_LATEST:]]
-    return {"groups": groups, "sites": list(sites), "calls": calls}
-
-
-def _call(entry: dict[str, Any], sites: dict[tuple[Any, ...], int]) -> dict[str, Any]:
-    """One collective; the lines it was called from are told once for all that come from there."""
-    frames = [(f["filename"], f["line"], f["name"]) for f in entry.get("frames", [])]
-    own = tuple(frame for frame in frames if _may_be_users(frame[0]))[:_FRAMES]
-    return {
-        "group": _group(*entry["process_group"]),
-        "number": entry["collective_seq_id"],
-        "op": entry["profiling_name"].rpartition(":")[2],
-        "sizes": entry["input_sizes"],
-        "is_done": entry["state"] == "completed" or bool(entry.get("retired")),
-        "site": sites.setdefault(own, len(sites)),
-    }
-
-
-def _may_be_users(file: str) -> bool:
-    return ("-packages" not in file or "/drivetrain/" in file) and not file.startswith("<")
-
-
-def _group(name: str, description: str) -> str:
-    words = description if description and description != "undefined" else "group"
-    return f"{words} ({name})"

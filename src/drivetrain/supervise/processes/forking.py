@@ -1,7 +1,8 @@
 """Starting a process by fork where torch is imported already, instead of importing it again.
 
 Importing torch takes seconds. A process that has it can pass it on: what it forks starts in
-milliseconds. Only a process without Python threads may do that.
+milliseconds. Only a process without Python threads, and whose accelerators nobody has used, may do
+that: neither a thread's locks nor a driver's state survive a fork.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 _FRESH = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_DEVICE_MODULES = ("cuda", "xpu", "mtia", "mps")
+"""Of torch's own; one that is out of tree is found by the name it has registered."""
 
 
 class Forked:
@@ -71,7 +74,43 @@ def fork_away(function: Callable[[], object], environment: Mapping[str, str]) ->
 
 def can_fork() -> bool:
     """Whether forking saves an import, and is safe."""
-    return "torch" in sys.modules and threading.active_count() == 1
+    return "torch" in sys.modules and is_fork_safe()
+
+
+def is_fork_safe() -> bool:
+    """Whether a forked child could do all that this process can."""
+    return threading.active_count() == 1 and not _has_touched_accelerator()
+
+
+def _has_touched_accelerator() -> bool:
+    """Whether anything here has spoken to a device's driver; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    out_of_tree = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - its only name
+    found = (getattr(torch, name, None) for name in (*_DEVICE_MODULES, out_of_tree))
+    modules = [module for module in found if module is not None]
+    return any(_says(module, "is_initialized") for module in modules) or _spoils_child(modules)
+
+
+def _spoils_child(modules: Sequence[object]) -> bool:
+    """Asked of a real child, where torch sets this flag.
+
+    Counting devices, as torch.cuda.is_available() does, wakes the driver without initialising
+    torch's part: the parent cannot tell.
+    """
+    pid = os.fork()
+    if not pid:
+        spoiled = True
+        try:
+            spoiled = any(_says(module, "_is_in_bad_fork") for module in modules)
+        finally:
+            os._exit(spoiled)
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def _says(module: object, name: str) -> bool:
+    return bool(getattr(module, name, bool)())
 
 
 def fork_call(function: Callable[[], object], environment: Mapping[str, str]) -> Forked:

@@ -2,8 +2,9 @@
 
 A forked spare starts in milliseconds and shares the imported code's memory with the others, so
 spares cost next to nothing. It is handed over to the supervisor as its own child (the process in
-between ends at once, and the supervisor adopts orphans). No thread of Python's may run here: such a
-process cannot be forked safely, and then it says so and spares are started afresh instead.
+between ends at once, and the supervisor adopts orphans). A process with Python threads, or in which
+an import has used an accelerator, cannot be forked safely: then it says so, and spares are started
+afresh instead.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 
 from drivetrain.supervise.processes import worker
-from drivetrain.supervise.processes.forking import fork_away
+from drivetrain.supervise.processes.forking import fork_away, is_fork_safe
 
 SOCKET = "DRIVETRAIN_WARM_FD"
 READY, UNFIT = b"R", b"U"
@@ -29,7 +29,7 @@ def main() -> None:
     supervisor = int(os.environ[worker.PARENT])
     worker.die_with_parent()
     worker.import_ahead(sys.argv[1:])
-    fit = threading.active_count() == 1
+    fit = is_fork_safe()
     line.send(READY if fit else UNFIT)
     while fit:
         message, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 1)

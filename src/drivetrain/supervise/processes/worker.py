@@ -25,6 +25,7 @@ import time
 import traceback
 from pathlib import Path
 
+from drivetrain.core.ending import settle_exit_code
 from drivetrain.core.files import write_whole
 from drivetrain.supervise.ending import answer
 
@@ -50,7 +51,7 @@ def main() -> None:
     if os.environ.pop(WARM, None):
         import_ahead(words)
     if "torch" in sys.modules:
-        _take_one_small_step()
+        _load_lazy_parts()
     _await_rank()
     _redirect()
     answer.stay_ready()
@@ -85,6 +86,7 @@ def run_words(words: list[str]) -> int:
 
 def _leave(code: int) -> None:
     """End as Python would, without taking every object apart: that takes a second with torch."""
+    settle_exit_code(code)
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
     atexit._run_exitfuncs()  # noqa: SLF001
@@ -118,14 +120,19 @@ def import_ahead(words: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def _take_one_small_step() -> None:
-    """Torch loads parts of itself only when they are used: used once here, they are loaded."""
+def _load_lazy_parts() -> None:
+    """Torch loads parts of itself only when they are used: used once here, they are loaded.
+
+    No backward() and no optimizer.step(): both ask the accelerator (autograd for its devices, the
+    optimizer for its current stream), and every spare would open a context on the first device,
+    before it is known which one will be its own.
+    """
     import torch
 
     model = torch.nn.Linear(2, 2)
-    model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2)).sum()
     optimizer = torch.optim.AdamW(model.parameters())
-    optimizer.step()
+    optimizer.zero_grad()
     optimizer.state_dict()
 
 

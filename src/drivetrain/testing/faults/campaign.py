@@ -74,6 +74,7 @@ class Row:
     recovery_s: list[float]
     took_s: float
     attempts: int
+    device: str = ""
 
 
 def run_campaign(
@@ -140,6 +141,8 @@ def table(rows: list[Row]) -> str:
         )
         passed = sum(row.passed for row in chosen)
         lines.append(f"| {kind} | {len(chosen)} | {passed} | {figures} |")
+    devices = sorted({row.device for row in rows} - {""})
+    lines += ["", f"On: {', '.join(devices)}."] if devices else []
     return "\n".join(lines) + "\n"
 
 
@@ -211,6 +214,7 @@ def _row(number: int, case: Case, outcome: Outcome) -> Row:
         recovery_s=[round(value, 3) for value in outcome.recovery_s],
         took_s=round(outcome.took_s, 2),
         attempts=outcome.attempts,
+        device=outcome.device,
     )
 
 

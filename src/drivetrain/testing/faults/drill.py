@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
@@ -70,6 +71,8 @@ class Outcome:
     """From each fault to the next committed checkpoint."""
     took_s: float = 0.0
     attempts: int = 0
+    device: str = ""
+    """What its ranks trained on."""
 
     @property
     def passed(self) -> bool:
@@ -137,6 +140,8 @@ def _run(
     outcome.problems += orphans(before | {t.pid for t in setting.templates})
     outcome.took_s = time.monotonic() - began_s
     outcome.attempts = len(list((run_dir / "checkpoints").glob("attempt-*.json")))
+    for start in run_dir.glob("attempts/*/start.json"):
+        outcome.device = str(json.loads(start.read_text()).get("device_name", ""))
     return outcome, run_dir
 
 

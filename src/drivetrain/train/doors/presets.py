@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from drivetrain.cluster.detect import detect
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.accelerator import accelerator_type, num_devices
 from drivetrain.parallel.relaunch import local_ranks
 from drivetrain.train.assemble import Prebuilt
 from drivetrain.train.given_optimizer import GivenOptimizer
@@ -121,9 +123,10 @@ class DistributedConfig:
         if self.mixed_precision not in _PRECISIONS:
             options = ("True", "False", "fp16", "bf16")
             problems.append(_choice("mixed_precision", str(self.mixed_precision), options))
-        if self.communication_backend == "gloo" and torch.cuda.is_available():
-            problems.append(_choice("communication_backend", "gloo", ("auto, with CUDA",)))
-        if self.communication_backend == "nccl" and not torch.cuda.is_available():
+        usual = dist.get_default_backend_for_device(accelerator_type())
+        if self.communication_backend == "gloo" and usual != "gloo":
+            problems.append(_choice("communication_backend", "gloo", (f"auto, with {usual}",)))
+        if self.communication_backend == "nccl" and usual != "nccl":
             problems.append(
                 Problem(
                     "communication_backend",
@@ -154,7 +157,7 @@ class DistributedConfig:
         """Ranks in all."""
         if self.num_gpus is not None:
             return self.num_gpus
-        per_node = self.gpus_per_node or max(1, torch.cuda.device_count())
+        per_node = self.gpus_per_node or max(1, num_devices())
         return per_node * self.num_nodes
 
     def run_config(self, num_ranks: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Replicas:
         lost, host = timedelta(seconds=_LOST_PEER_S), socket.gethostname()
         # held by this object: the others' process groups meet here when this replica sits first
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        group = "ProcessGroupNCCL" if world.device.type == "cuda" else "ProcessGroupGloo"
+        group = "ProcessGroupGloo" if world.accelerator.is_cpu else "ProcessGroupNCCL"
         self._manager = torchft.Manager(
             pg=getattr(torchft, group)(timeout=lost),
             state_dict=give,

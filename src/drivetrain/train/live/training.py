@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from time import perf_counter
 from typing import Any
 
 from torch import nn
@@ -30,13 +29,13 @@ from drivetrain.data.sources import source_from
 from drivetrain.parallel.live_world import LiveWorld, Seat
 from drivetrain.train.live.meter import LiveMeter
 from drivetrain.train.live.replicas import Replicas, State, sum_gradients
-from drivetrain.train.loop import Lap, Loop
+from drivetrain.train.loop import Loop
 
 
 def go_live(loop: Loop, train: Any, config: RunConfig) -> LiveLoop:
     """The same loop, among replicas; its world must be one of a single rank."""
     engine, plan = loop.engine, loop.feed.plan
-    source = source_from(train, config.data, has_cuda=engine.world.device.type == "cuda")
+    source = source_from(train, config.data, can_pin=not engine.world.accelerator.is_cpu)
     problems = _problems(config, source.length, plan.num_micro_batches)
     if problems:
         raise ConfigError(problems)
@@ -81,63 +80,61 @@ class LiveLoop(Loop):
         finally:
             self._replicas.leave()
 
-    def _one_step(self, turns: Iterator[Turn]) -> Lap:  # noqa: ARG002 - dealt after the quorum
-        while (lap := self._attempt()) is None:
+    def _one_step(self, turns: Iterator[Turn]) -> None:  # noqa: ARG002 - dealt after the quorum
+        while not self._attempt():
             self.recorder.instant("live_step_again", step=self.at.step)
             self.engine.optimizer.zero_grad()
             self.meter.forget()
         self.dealt.steps_done = self.at.step + 1
-        return lap
 
-    def _attempt(self) -> Lap | None:
-        """One try at the present step; None when it must be done again."""
-        began, waiting = perf_counter(), self.engine.waiting
-        waiting.take()
+    def _attempt(self) -> bool:
+        """One try at the present step; False when it must be done again."""
+        timer, waiting = self.timer, self.engine.waiting
+        timer.begin()
         with waiting.around():
             met = self._replicas.meet()
         if met is None:
             self._replicas.commit()  # refused; it tells the lighthouse to bring us together
-            return None
+            return False
         self.at.step = step = met[0]  # further on, when others were
         self._sit_down(*met[1:])
-        waited = self._train_share()
+        self._train_share()
         sums = self.meter.own()
         with waiting.around():
             if self._seat.num_replicas > 1:
                 sums = sum_gradients(self._parameters, sums, self._replicas)
             if not self._replicas.commit():
-                return None
+                return False
         self.meter.settle(sums.tolist())
-        optimizing, for_others = perf_counter(), waiting.take()
+        timer.optimizing()
         self.engine.complete_gradients(step)
         self.notify("on_before_optimizer_step", step)
         self.engine.step(step)
-        ended, in_optimizer = perf_counter(), waiting.take()
+        timer.ended()
         self.notify("on_train_batch_end", step)
-        return Lap(began, waited, optimizing, ended, for_others, in_optimizer)
+        return True
 
     def _sit_down(self, rank: int, num_replicas: int) -> None:
         if (rank, num_replicas) != (self._seat.rank, self._seat.num_replicas):
             self._seat.rank, self._seat.num_replicas = rank, num_replicas
             self.recorder.instant("live_quorum", step=self.at.step, seat=rank, seats=num_replicas)
 
-    def _train_share(self) -> float:
-        """Forward and backward on this seat's micro-batches; seconds spent waiting for data."""
-        engine, waited = self.engine, 0.0
+    def _train_share(self) -> None:
+        """Forward and backward on this seat's micro-batches."""
+        engine, timer = self.engine, self.timer
         turns = self.dealt.deal(self.at.step, self._seat.num_replicas, self._seat.rank)
         head = self.dealt.plan.micro_batches(self.at.step, self._seat.rank)[0]
         self.meter.note_batch(head)  # a seat without samples must know the batch's size too
         self._turn_epoch(head.epoch)
         self.notify("on_train_batch_start", self.at.step)
-        asked = perf_counter()
+        asked = timer.now()
         for micro, batch in turns:
-            waited += perf_counter() - asked
+            timer.waited_for_data(asked)
             with engine.micro_batch(micro, is_last=True):
                 with engine.autocast:
                     loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
                 engine.backward(loss, micro)
-            asked = perf_counter()
-        return waited
+            asked = timer.now()
 
     @property
     def _parameters(self) -> list[nn.Parameter]:

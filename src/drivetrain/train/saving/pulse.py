@@ -7,7 +7,7 @@ follows from the same reduced numbers, so every rank counts alike.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from drivetrain.parallel.world import World
@@ -23,26 +23,27 @@ class Wishes:
     stop: bool = False
     save: bool = False
     step_s: float = 0.0
-    """Rank 0's mean time of a step since the last pulse."""
+    """Rank 0's mean time of a step since the last pulse; 0 while it is not known."""
 
 
 class Pulse:
     """Counts steps to the next one."""
 
-    def __init__(self, world: World, first_step: int) -> None:
+    def __init__(
+        self, world: World, first_step: int, mean_step_s: Callable[[], float | None]
+    ) -> None:
         self._world = world
-        self._last = first_step
+        self._mean_step_s = mean_step_s
         self._next = first_step + 1
-        self._last_s = time.perf_counter()
 
     def at(self, step: int, *, stop: bool, save: bool) -> Wishes | None:
         """What the ranks want, at steps where they ask; None at the others."""
         if step < self._next:
             return None
-        now_s = time.perf_counter()
-        mean_s = (now_s - self._last_s) / max(1, step - self._last)
+        mean_s = self._mean_step_s() or 0.0
         mine = [float(stop), float(save), mean_s if self._world.is_main else 0.0]
         stops, saves, step_s = self._world.sum_floats(mine)
-        self._last, self._last_s = step, time.perf_counter()
-        self._next = step + max(1, min(_MOST_STEPS, int(SECONDS_BETWEEN / max(step_s, 1e-9))))
+        # a host that is ahead of its device asks again, until it knows
+        steps = int(SECONDS_BETWEEN / step_s) if step_s else 1
+        self._next = step + max(1, min(_MOST_STEPS, steps))
         return Wishes(stops > 0, saves > 0, step_s)

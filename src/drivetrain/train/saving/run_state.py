@@ -11,6 +11,7 @@ from drivetrain.checkpoint.state import Stateful, TrainingState, Value
 from drivetrain.data.stream import StreamFeed
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.optimizer_groups import implementations
 from drivetrain.train.saving.own_states import own_states
 
 
@@ -35,6 +36,7 @@ class RunState:
         self._history = history
         self._stateful = stateful
         self.at = Position()
+        self._implementations = implementations(assembly.engine.optimizer)
 
     def whole(self) -> TrainingState:
         """Everything, as the checkpointer takes and gives it."""
@@ -51,7 +53,8 @@ class RunState:
                 lambda: feed.dataset_state, lambda state: setattr(feed, "dataset_state", state)
             )
         spread = engine.spread
-        parts = (spread.inner, engine.optimizer, world.rank, common, own, world.is_first_copy)
+        model, optimizer = spread.inner, engine.optimizer
+        parts = (model, optimizer, world.rank, common, own, world.is_first_copy, world.accelerator)
         if spread.own_step is not None:
             return GatheredState(*parts, keeper=spread.own_step)
         return TrainingState(*parts)
@@ -73,6 +76,10 @@ class RunState:
         for name, value in run["at"].items():
             setattr(self.at, name, value)
         self._history.resumed_step = self.at.step
+        # the checkpoint's groups have been put back before this
+        groups = self._assembly.engine.optimizer.param_groups
+        for group, implementation in zip(groups, self._implementations, strict=True):
+            group.update(implementation)
         self._history.evaluations = [EvaluationResult(*entry) for entry in run["evaluations"]]
 
     def _samples(self, step: int) -> int | None:

@@ -7,8 +7,7 @@ follows from the step's number, or was agreed at a pulse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
@@ -50,6 +49,7 @@ class Saver:
         self._rule = assembly.config.checkpoint
         self._history = history
         self._world = assembly.world
+        self._timer = assembly.engine.timer
         self.page = ProgressPage.of_this_rank(assembly.world.identity.local_rank)
         self._run = RunState(assembly, history, stateful)
         self.at = self._run.at
@@ -63,7 +63,6 @@ class Saver:
         self._timetable = Timetable(self._rule.every_steps, assembly.world)
         self._last_saved = -1
         self._is_writer = False
-        self._stall_s = 0.0
 
     def open(self, directory: RunDirectory) -> int:
         """Go on from the newest good checkpoint, if there is one; the attempt's number."""
@@ -89,15 +88,18 @@ class Saver:
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
         self._recorder, self._say = recorder, say
+        self._timer.recorder = recorder
         trial = own_states(self._assembly.engine).get("communication")
         if isinstance(trial, Trial):
             trial.when_settled = self._note_compression
             if trial.choice:
                 self._note_compression(trial.choice, "as in this run's earlier attempt")
+        if self._checkpointer is not None and not self._world.accelerator.is_cpu:
+            self._assembly.engine.before_change = self._before_change
         self._stop.listen()
         step = self.at.step
         self._last_saved = step if self._origin is not None else -1
-        self._pulse = Pulse(self._world, step)
+        self._pulse = Pulse(self._world, step, self._timer.take_mean_s)
         self._timetable.begin(step)
         if self._origin is not None:
             say(f"resumed: after step {step}, from {self._origin.folder}")
@@ -120,25 +122,19 @@ class Saver:
                 log()
                 self._stop_here(step)
             is_due |= wishes.save and self._rule.every_steps is not None
-            if self._timetable.wants_interval:
+            if self._timetable.wants_interval and wishes.step_s:
                 self._schedule(step, wishes.step_s)
         if is_due:
             log()
-            with self._stalling():
+            with self._timer.saving():
                 self.save(step)
 
-    def take_stall(self) -> float:
-        """Seconds that steps have waited for saves since the last call."""
-        seconds, self._stall_s = self._stall_s, 0.0
-        return seconds
-
-    @contextmanager
-    def _stalling(self) -> Iterator[None]:
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._stall_s += time.perf_counter() - began_s
+    def _before_change(self) -> None:
+        """The weights are about to move: what is still being copied of them comes first."""
+        if self._checkpointer is not None and self._checkpointer.is_copying:
+            since = self._timer.now()
+            self._checkpointer.before_change()
+            self._timer.held(since)
 
     def save(self, step: int) -> None:
         """Save now, and settle when to save next. A collective call."""
@@ -147,10 +143,12 @@ class Saver:
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
             return
         self.page.note(Phase.SAVING)
-        with agreed_weights(self._assembly.engine.spread):
+        with agreed_weights(self._assembly.engine.spread) as are_taken_back:
             before = self._checkpointer.save(
                 self._run.whole(), step, self._run.position(step), contents=self._rule.contents
             )
+            if are_taken_back:
+                self._checkpointer.before_change()
         self._note(before)
         self._last_saved = step
         if before is None or before.step != step or not before.problem:
@@ -185,6 +183,7 @@ class Saver:
 
     def close(self) -> None:
         """Stop listening, whatever happened."""
+        self._timer.end_early()
         self._stop.close()
         self.page.note(Phase.ENDED)
         self.page.close()
@@ -198,7 +197,7 @@ class Saver:
     def _stop_here(self, step: int) -> None:
         """All ranks, at the same step: save, and leave with the code that means "resume me"."""
         began = time.perf_counter()
-        with self._stalling():
+        with self._timer.saving():
             is_saved = self._rule.every_steps is not None and self._save_and_wait(step)
         signal = self._stop.received or "a signal on another rank"
         took_s = time.perf_counter() - began

@@ -51,6 +51,11 @@ class Meter:
     def grad_norm(self, norm: torch.Tensor) -> None:
         self._open.grad_norm = norm
 
+    @property
+    def num_losses(self) -> int:
+        """Of the step under way, so far."""
+        return len(self._open.losses)
+
     def add(self, loss: Loss, micro: MicroBatch) -> None:
         """One micro-batch's loss."""
         here = self._open

@@ -48,18 +48,16 @@ class NonFiniteWatch:
     micro_batch_size: int
     inner: nn.Module
     """The user's own module."""
+    num_losses: Callable[[], int]
+    """Of this step's micro-batches, those with samples, that have been through."""
     is_whole: bool
     """Whether calling it sends nothing: then a micro-batch can be run again on this rank alone."""
-    _step: int = -1
-    _num_turns: int = 0
-    """Micro-batches of that step that have been through."""
 
     def over(self, task: Task) -> Task:
         """The same task, with an eye on its loss."""
 
         def loss(model: nn.Module, batch: Any) -> Loss:
             found = task.loss(model, batch)
-            self._count_turn()
             value = (found.sum if isinstance(found, Total) else found).item()
             if not math.isfinite(value):
                 raise self._stop(task, batch, value)
@@ -67,13 +65,8 @@ class NonFiniteWatch:
 
         return replace(task, loss=loss)
 
-    def _count_turn(self) -> None:
-        step = self.step()
-        self._num_turns = self._num_turns + 1 if step == self._step else 1
-        self._step = step
-
     def _stop(self, task: Task, batch: Any, value: float) -> NonFiniteLoss:
-        first = (self._num_turns - 1) * self.micro_batch_size
+        first = self.num_losses() * self.micro_batch_size
         ids = self.sample_ids(self.step())[first : first + self.micro_batch_size]
         operation = None
         if self.is_whole:

@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from drivetrain.core.files import write_whole
 from drivetrain.core.units import readable_bytes
@@ -34,25 +31,21 @@ class PlanWatch(Hook):
 
     def __init__(self) -> None:
         self._plan: dict[str, Any] = json.loads(Path(os.environ[PLAN_VARIABLE]).read_text())
-        self._steps: list[float] = []
-        self._began_s = 0.0
+        self._is_checked = False
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """The plan belongs to the run from now on."""
         if trainer.is_main and trainer.run_dir is not None:
             write_whole(trainer.run_dir / "plan.json", json.dumps(self._plan, indent=2) + "\n")
 
-    def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """A step begins."""
-        self._began_s = time.perf_counter()
-
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        """At step 20 the comparison is made, once."""
-        if len(self._steps) >= CHECKED_AT:
+        """The comparison is made once, when the times of 20 steps are known."""
+        if self._is_checked or not trainer.is_main or trainer.run_dir is None:
             return
-        self._steps.append(time.perf_counter() - self._began_s)
-        if len(self._steps) == CHECKED_AT and trainer.is_main and trainer.run_dir is not None:
-            check = compare(self._plan, median(self._steps[WARM_UP:]), _peak_bytes())
+        times = _times(trainer)
+        if len(times) >= CHECKED_AT:
+            self._is_checked = True
+            check = compare(self._plan, median(times[WARM_UP:CHECKED_AT]), _peak_bytes(trainer))
             write_whole(trainer.run_dir / "plan-check.json", json.dumps(check, indent=2) + "\n")
             sys.stderr.write(f"plan: at step {step} {check['says']}\n")
 
@@ -79,9 +72,15 @@ def compare(plan: dict[str, Any], step_s: float, peak_bytes: float | None) -> di
     }
 
 
-def _peak_bytes() -> float | None:
-    """Known on CUDA only."""
-    return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+def _times(trainer: Trainer) -> list[float]:
+    """Seconds of the first steps: forward, backward and optimizer, data and waiting included."""
+    assert trainer.assembly is not None  # noqa: S101 - it trains
+    return trainer.assembly.engine.timer.first_s
+
+
+def _peak_bytes(trainer: Trainer) -> int | None:
+    assert trainer.assembly is not None  # noqa: S101 - it trains
+    return trainer.assembly.world.accelerator.peak_bytes()
 
 
 def _spoken(seconds: float) -> str:

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function, supported_activities
 
 from drivetrain.record.profile_request import ProfileRequest
 from drivetrain.train.hooks import Hook
@@ -59,12 +58,9 @@ class Profiling(Hook):
         self._end()
 
     def _begin(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
         if self._request.py_spy:
             self._sampler = _start_py_spy(self._request.flame_graph(self._rank))
-        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler = profile(activities=supported_activities(), record_shapes=True)
         self._profiler.start()
 
     def _end(self) -> None:

@@ -9,7 +9,7 @@ from drivetrain.record.progress import Snapshot, make_progress
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History, StepMetrics
-from drivetrain.train.watch.utilization import tokens_per_s_at_peak
+from drivetrain.train.watch.utilization import tokens_per_s_at_peak, unknown_peak
 
 
 class Reporter:
@@ -23,6 +23,7 @@ class Reporter:
             assembly.config.record.progress, assembly.total_steps, is_main=assembly.world.is_main
         )
         self._tokens_per_s_at_peak = tokens_per_s_at_peak(assembly)
+        self._unsaid = unknown_peak(assembly)
         self._began_s = self._last_s = time.perf_counter()
 
     def begin(self, run_dir: Path | None) -> None:
@@ -63,6 +64,9 @@ class Reporter:
             rates["throughput/tokens_per_sec"] = tokens_per_s
             if self._tokens_per_s_at_peak is not None:
                 rates["throughput/device/mfu"] = tokens_per_s / self._tokens_per_s_at_peak
+            elif self._unsaid:
+                self._progress.say(self._unsaid)
+                self._unsaid = ""
         values = {**_scalars(last), **rates, **self._recorder.take_mean_times()}
         if self._assembly.world.is_main:
             self._recorder.scalars(last.step, values)

@@ -1,0 +1,34 @@
+"""Is this process ending because something failed? Asked by what cleans up at exit.
+
+A rank that fails must not take leave of its process group: the others may wait in a collective it
+will never come to, and NCCL's shutdown would wait for them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from drivetrain.core.errors import Preempted
+
+_codes: list[int] = []
+"""The exit code this process ends with, once that is settled."""
+
+
+def settle_exit_code(code: int) -> None:
+    """For one who catches what ends a script, and ends the process in its place."""
+    _codes.append(code)
+
+
+def is_failing() -> bool:
+    """Whether the process ends with an error; to be asked at exit.
+
+    A rank that was asked to stop has agreed on it with the others, and ends well. Python tells
+    nobody of a `SystemExit`: outside of Drivetrain's launcher, a script that ends by sys.exit(1)
+    looks as if it ended well. An error in a thread does not end a process.
+    """
+    if _codes:
+        return _codes[-1] not in (0, Preempted.exit_code)
+    if hasattr(sys, "ps1"):  # an interactive session outlives its errors
+        return False
+    error = getattr(sys, "last_value", None)  # set when an error that nobody caught is printed
+    return error is not None and not isinstance(error, Preempted)

@@ -1,0 +1,1 @@
+"""Attention over a sequence whose parts lie on several ranks, without a mask."""

@@ -1,0 +1,88 @@
+"""The layouts on the test accelerator, next to the CPU: `make device-matrix` writes the page.
+
+python -m tests.accelerator.table docs/device-matrix.md benchmarks/results/device-matrix
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from drivetrain.testing import run_ranks
+from tests.accelerator.layouts import GROUPS, STEPS, layouts_of, train_on_device
+from tests.accelerator.reference import losses_on_cpu
+from tests.accelerator.test_parity import PARITY, synchronizations
+from tests.ranks.matrix import LAYOUTS, applies
+from tests.ranks.training import largest_deviation
+
+MODELS = ("gpt", "resnet", "hf_llama")
+SETTINGS = [("both", 0), ("device only", 0), ("both", 3), ("device only", 3)]
+"""Process group, and the first rank's device; the other models take the first and the last."""
+Found = dict[str, dict[str, Any]]
+
+
+def measure(folder: str, world_size: int) -> Found:
+    layouts = layouts_of(world_size)
+    waits = run_ranks(synchronizations, world_size, 600, (folder, layouts), GROUPS["both"])
+    found: Found = {
+        layout: {"ranks": world_size, "waits": max(len(rank[layout]) for rank in waits)}
+        for layout in layouts
+    }
+    for group, shift in SETTINGS:
+        models = MODELS if (group, shift) in (SETTINGS[0], SETTINGS[-1]) else MODELS[:1]
+        cells = [(name, model) for name in layouts for model in models if applies(model, name)]
+        backend = GROUPS[group]
+        losses = run_ranks(train_on_device, world_size, 1500, (folder, cells, shift), backend)[0]
+        for layout, model in cells:
+            deviation = largest_deviation(losses[f"{layout}, {model}"], losses_on_cpu(model, STEPS))
+            row = found[layout].setdefault(model, {})
+            row[f"{group}, {shift}"] = deviation
+    return found
+
+
+def page(found: Found) -> str:
+    lines = [
+        "# Layouts on the test accelerator",
+        "",
+        "Each layout of the [parity matrix](parity-matrix.md) that torch itself carries, trained "
+        "on the [test accelerator](gpu.md): the largest relative deviation of the loss from one "
+        f"process on the CPU over {STEPS} steps, fp32 (allowed: {PARITY:.0e}), in the worst of "
+        "four settings: a process group for host and device tensors or for device tensors only, "
+        "and devices that begin at index 0 or at 3. *Waits* are host synchronisations in five "
+        "steps between two logs. Written by `make device-matrix`.",
+        "",
+        f"| layout | ranks | {' | '.join(MODELS)} | waits |",
+        f"| --- | ---: |{' ---: |' * len(MODELS)} ---: |",
+    ]
+    for layout, row in found.items():
+        cells = [f"{max(row[model].values()):.1e}" if model in row else "n/a" for model in MODELS]
+        lines.append(f"| {layout} | {row['ranks']} | {' | '.join(cells)} | {row['waits']} |")
+    lines += [
+        "",
+        "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not.",
+        "DeepSpeed and Horovod bring kernels of their own for each device, and are not run on this "
+        "one.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(target: str, results: str) -> None:
+    folder = tempfile.mkdtemp(prefix="device-matrix-")
+    found = {name: row for size in (2, 4) for name, row in measure(folder, size).items()}
+    found = {name: found[name] for name in LAYOUTS if name in found}
+    Path(results).mkdir(parents=True, exist_ok=True)
+    Path(results, "deviations.json").write_text(json.dumps(found, indent=1) + "\n")
+    Path(target).write_text(page(found))
+    deviations = [
+        value for row in found.values() for m in MODELS for value in row.get(m, {}).values()
+    ]
+    waits = sum(row["waits"] for row in found.values())
+    print(f"largest deviation {max(deviations):.1e}, allowed {PARITY:.0e}; {waits} waits")
+    sys.exit(0 if max(deviations) <= PARITY and not waits else 1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
