@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: accelerator device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
+.PHONY: accelerator resume-matrix device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
   faults ray targets plan-memory plan-published plan-time rehearsals simulations
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
@@ -113,6 +113,9 @@ simulations:                      ## published runs against the simulator, and g
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
+
+resume-matrix:                    ## what may change between two attempts, and what happens then, into docs/checkpoints.md
+	$(BIN)/python -m tests.resume.table docs/checkpoints.md
 
 device-matrix: accelerator        ## every layout on the test device against the CPU, written to docs/device-matrix.md
 	PYTHONPATH=build/accelerator $(BIN)/python -m tests.accelerator.table docs/device-matrix.md benchmarks/results/device-matrix

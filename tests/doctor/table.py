@@ -47,10 +47,10 @@ def _say(name: str, is_right: bool) -> None:
     sys.stderr.write(f"{'ok ' if is_right else 'BAD'} {name}\n")
 
 
-def with_table(page: str, table: list[str]) -> str:
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return "\n".join([f"{before}{BEGIN}", "", *table, "", f"{END}{after}"])
+def with_table(page: str, table: list[str], begin: str = BEGIN, end: str = END) -> str:
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return "\n".join([f"{before}{begin}", "", *table, "", f"{end}{after}"])
 
 
 if __name__ == "__main__":

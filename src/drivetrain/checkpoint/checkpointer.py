@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from drivetrain._version import __version__
 from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.contract import Change, Contract
 from drivetrain.checkpoint.failures import causes, is_of_the_storage, no_good_one, reason, stale
 from drivetrain.checkpoint.fitting import check_same_model, check_shapes
 from drivetrain.checkpoint.manifest import (
@@ -75,14 +76,24 @@ class _Pending:
 class Checkpointer:
     """One run's checkpoints, as one attempt writes them."""
 
-    def __init__(self, place: Place, rule: Checkpoint, world: World, strategy: str) -> None:
+    def __init__(
+        self,
+        place: Place,
+        rule: Checkpoint,
+        world: World,
+        strategy: str,
+        contract: Contract | None = None,
+    ) -> None:
         self.place = place
         self.attempt = 0
+        self.changes: list[Change] = []
+        """What is not as it was when the loaded checkpoint was saved."""
         self.scores: dict[int, float] = {}
         """By step: the metric that `keep_best` goes by."""
         self._rule = rule
         self._world = world
         self._strategy = strategy
+        self._contract = contract or Contract()
         # saves talk beside the steps, so they need lines of their own
         self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
         self._stager = CopyInMemory(world.accelerator)
@@ -119,6 +130,7 @@ class Checkpointer:
             position=dict(position),
             contents=contents,
             values=_json(values),
+            contract=self._contract.terms,
             versions=_versions(),
             created_s=time.time(),
         )
@@ -225,14 +237,22 @@ class Checkpointer:
         # before anything is overwritten, or made for it: targets bring optimizer state into being
         own = self._together(lambda: self._own(manifest, reader))
         stored = set(reader.read_metadata().state_dict_metadata)
+        if self._world.layout.pp == 1:  # a stage has its own weights only; the contract knows all
+            weights = state.model_tensors()
+            check_same_model(folder, weights, stored)
+            check_shapes(folder, weights, reader)
+        self.changes = self._contract.compare(folder, manifest.contract)
+        values = dict(manifest.values)
+        if any(change.key == "optimizer.class" for change in self.changes):
+            stored = {name for name in stored if not name.startswith("optimizer.")}
+            del values["optimizer"]
         targets = state.load_targets()
         not_stored = sorted(targets.keys() - stored)
-        check_same_model(folder, [n for n in not_stored if n.startswith("model.")])
         targets = {name: tensor for name, tensor in targets.items() if name in stored}
         check_shapes(folder, targets, reader)
         self._read(targets, reader)
         state.forget([name for name in not_stored if name.startswith("optimizer.")])
-        state.restore(dict(manifest.values), own)
+        state.restore(values, own)
         return manifest
 
     def _open(self, folder: str) -> tuple[Manifest, ShardReader]:

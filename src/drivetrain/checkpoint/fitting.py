@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -10,21 +10,32 @@ from drivetrain.checkpoint.shards import ShardReader
 from drivetrain.checkpoint.tensor_index import described
 from drivetrain.core.errors import ConfigError, Problem
 
+_MODEL = "model."
 
-def check_same_model(folder: str, missing: list[str]) -> None:
-    """ConfigError when weights that this model has are not in it."""
-    if missing:
-        names = ", ".join(name.removeprefix("model.") for name in missing[:3])
-        raise ConfigError(
-            [
-                Problem(
-                    "model",
-                    f"checkpoint {folder} has no {names}{' …' if len(missing) > 3 else ''}",
-                    "resume with the model that was saved, or start a new run",
-                    has_value=False,
-                )
-            ]
-        )
+
+def check_same_model(folder: str, own: Collection[str], stored: Collection[str]) -> None:
+    """ConfigError when weights that this model has are not in it, or the other way round.
+
+    What this model does not have would be in no checkpoint from now on, and lost with the old ones.
+    """
+    weights = {name for name in stored if name.startswith(_MODEL)}
+    rules = {
+        f"checkpoint {folder} has no": set(own) - weights,
+        f"this model does not have what checkpoint {folder} has:": weights - set(own),
+    }
+    remedy = "resume with the model that was saved, or start a new run"
+    problems = [
+        Problem("model", f"{rule} {_few(names)}", remedy, has_value=False)
+        for rule, names in rules.items()
+        if names
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _few(names: Collection[str]) -> str:
+    shown = ", ".join(name.removeprefix(_MODEL) for name in sorted(names)[:3])
+    return f"{shown} …" if len(names) > 3 else shown
 
 
 def check_shapes(folder: str, targets: Mapping[str, torch.Tensor], reader: ShardReader) -> None:

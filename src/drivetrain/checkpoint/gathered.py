@@ -32,8 +32,10 @@ class GatheredState(TrainingState):
 
     def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
         """Everything, tensors included."""
-        plain_state = values["optimizer"]["values"]
-        super().restore({**values, "optimizer": {**values["optimizer"], "values": {}}}, own)
+        optimizer = values.get("optimizer", {"values": {}})
+        plain_state = optimizer["values"]
+        rest = {"optimizer": {**optimizer, "values": {}}} if "optimizer" in values else {}
+        super().restore({**values, **rest}, own)
         self.keeper.put_back(
             _below(_MODEL, self._targets), _below(_OPTIMIZER, {**self._targets, **plain_state})
         )

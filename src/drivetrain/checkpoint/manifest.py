@@ -50,6 +50,8 @@ class Manifest:
     files: tuple[File, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     """All that makes the next step and is not a tensor."""
+    contract: Mapping[str, Any] = field(default_factory=dict)
+    """What decided the run's numbers; see contract.py."""
     versions: Mapping[str, str] = field(default_factory=dict)
     created_s: float = 0.0
 

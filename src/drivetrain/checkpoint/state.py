@@ -96,8 +96,11 @@ class TrainingState:
         return {**weights, **state}
 
     def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
-        """Put back what is not a tensor. `own` is None at a number of ranks it was not made for."""
-        if self.optimizer is not None:
+        """Put back what is not a tensor. `own` is None at a number of ranks it was not made for.
+
+        Without values of an optimizer, the one there is begins anew.
+        """
+        if self.optimizer is not None and "optimizer" in values:
             _restore_groups(self.optimizer, values["optimizer"]["groups"])
             by_name = self._parameters()
             for name, value in values["optimizer"]["values"].items():

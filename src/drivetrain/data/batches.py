@@ -10,7 +10,7 @@ micro-batches, and weighted by their true count; nothing is padded, nothing drop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -36,6 +36,17 @@ class MicroBatch(NamedTuple):
         return self.stop - self.start
 
 
+class Place(NamedTuple):
+    """Where a run stands in its data: after this many steps, so many samples into an epoch."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+_BEGINNING = Place()
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """Arithmetic of one run's batches. Pure; no data is touched."""
@@ -45,6 +56,8 @@ class BatchPlan:
     num_ranks: int
     length: int | None
     """Number of samples; None for a stream."""
+    start: Place = _BEGINNING
+    """Where these sizes begin to hold: earlier steps of the run may have had larger batches."""
 
     @cached_property
     def num_micro_batches(self) -> int:
@@ -61,6 +74,35 @@ class BatchPlan:
         """None for a stream, which ends when it ends."""
         return None if self.length is None else -(-self.length // self.global_batch_size)
 
+    def place(self, step: int) -> Place:
+        """Where the run stands before `step`."""
+        length, per_epoch = self._known()
+        into = step - self.start.step
+        rest = -(-(length - self.start.samples) // self.global_batch_size)
+        if into < rest:
+            samples = self.start.samples + into * self.global_batch_size
+            return Place(step, self.start.epoch, samples)
+        epochs, into_epoch = divmod(into - rest, per_epoch)
+        return Place(step, self.start.epoch + 1 + epochs, into_epoch * self.global_batch_size)
+
+    def end_of(self, epoch: int) -> int:
+        """The number of steps after which an epoch is over."""
+        length, per_epoch = self._known()
+        rest = -(-(length - self.start.samples) // self.global_batch_size)
+        return self.start.step + rest + (epoch - self.start.epoch) * per_epoch
+
+    def going_on_from(self, place: Place) -> BatchPlan:
+        """The same plan from a place that batches of another size, or other data, have led to."""
+        length, _ = self._known()
+        if place.samples >= length:
+            place = Place(place.step, place.epoch + 1, 0)
+        return self if self.place(place.step) == place else replace(self, start=place)
+
+    def _known(self) -> tuple[int, int]:
+        if self.length is None or self.steps_per_epoch is None:
+            raise ValueError("a stream has no steps known in advance")
+        return self.length, self.steps_per_epoch
+
     def block(self, rank: int) -> range:
         """The micro-batch indices that `rank` works on: neighbours, so that sums stay local."""
         start = min(rank * self.accumulation, self.num_micro_batches)
@@ -72,11 +114,9 @@ class BatchPlan:
 
     def micro_batches(self, step: int, rank: int) -> list[MicroBatch]:
         """What `rank` does in `step`: always `accumulation` entries, so that ranks keep step."""
-        if self.length is None or self.steps_per_epoch is None:
-            raise ValueError("a stream has no steps known in advance")
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        first = step_in_epoch * self.global_batch_size
-        batch_samples = min(self.global_batch_size, self.length - first)
+        length, _ = self._known()
+        _, epoch, first = self.place(step)
+        batch_samples = min(self.global_batch_size, length - first)
         return self.cut(MicroBatch(step, -1, first, first, batch_samples, epoch), rank)
 
     def cut(self, whole: MicroBatch, rank: int) -> list[MicroBatch]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from drivetrain.data.batches import BatchPlan, MicroBatch
+from drivetrain.data.batches import BatchPlan, MicroBatch, Place
 from drivetrain.data.keys import DATA, fold, turn_seed
 from drivetrain.data.own_ids import OwnIds
 from drivetrain.data.seeding import seed_data
@@ -57,12 +57,13 @@ class MapFeed:
         self._step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Which samples make up a step is computed from its number: that is all there is."""
-        return {"step": self._step}
+        """Which samples make up a step is computed from its place; ids need not be kept."""
+        return self.plan.place(self._step)._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin there."""
         self._step = state["step"]
+        self.plan = self.plan.going_on_from(place_in(state, self.plan))
 
     def sample_ids(self, step: int) -> list[int]:
         """By the plan; turns without samples have none."""
@@ -72,11 +73,10 @@ class MapFeed:
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
         """One loader for the whole run: its workers are started once."""
-        per_epoch = self.plan.steps_per_epoch
         if total_steps is None:
-            if per_epoch is None or num_epochs is None:
-                raise ValueError("either total_steps or num_epochs of a known length is needed")
-            total_steps = per_epoch * num_epochs
+            if num_epochs is None:
+                raise ValueError("either total_steps or num_epochs is needed")
+            total_steps = self.plan.end_of(num_epochs - 1)
         order = PlannedOrder(self.plan, self._rank, range(self._step, total_steps))
         keyed = KeyedDataset(self._source, self.plan, self._rank, self._seed)
         loader: DataLoader[Any] = DataLoader(
@@ -89,6 +89,11 @@ class MapFeed:
         while self._step < total_steps:
             self._step += 1
             yield itertools.islice(turns, self.plan.accumulation)
+
+
+def place_in(state: dict[str, Any], plan: BatchPlan) -> Place:
+    """Where a saved feed stood; the oldest checkpoints only say after which step."""
+    return Place(**{**plan.place(state["step"])._asdict(), **state})
 
 
 class PlannedOrder(Sampler[list[int]]):

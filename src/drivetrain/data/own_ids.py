@@ -37,10 +37,9 @@ class OwnIds:
         return self._ids[micro.start, micro.stop]
 
     def _look_ahead(self, micro: MicroBatch) -> None:
-        steps_per_epoch = self._plan.steps_per_epoch
-        if steps_per_epoch is None or self._plan.length is None:
+        if self._plan.length is None:
             raise ValueError("a stream has no ids")
-        end = min(micro.step + self._steps_ahead, (micro.epoch + 1) * steps_per_epoch)
+        end = min(micro.step + self._steps_ahead, self._plan.end_of(micro.epoch))
         turns = [
             turn
             for step in range(micro.step, end)

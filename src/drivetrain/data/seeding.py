@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -23,3 +25,18 @@ def seed_data(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever is drawn inside, the streams go on afterwards as if nothing had been."""
+    numpy = sys.modules.get("numpy")
+    python, torchs = random.getstate(), torch.get_rng_state()
+    numpys = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(torchs)
+        if numpy is not None:
+            numpy.random.set_state(numpys)

@@ -43,6 +43,8 @@ class StreamFeed:
         self._sum = sum_over_ranks
         """Given for own_shard, where only the ranks together know a step's size."""
         self._epoch_now, self._step, self._epoch_began_at = 0, 0, 0
+        self._used = 0
+        """Samples of the epoch that came before `_epoch_began_at`, in batches of another size."""
         self._is_over = False
         self._dataset_state: dict[str, Any] | None = None
 
@@ -52,6 +54,8 @@ class StreamFeed:
             "step": self._step,
             "epoch": self._epoch_now + self._is_over,
             "epoch_began_at": self._step if self._is_over else self._epoch_began_at,
+            "used": 0 if self._is_over else self._used,
+            "global_batch_size": self.plan.global_batch_size,
             "num_shards": None if self._sum is None else self.plan.num_ranks,
         }
 
@@ -70,7 +74,26 @@ class StreamFeed:
                 ]
             )
         self._step, self._epoch_now = state["step"], state["epoch"]
-        self._epoch_began_at = state["epoch_began_at"]
+        self._epoch_began_at, self._used = state["epoch_began_at"], state.get("used", 0)
+        size = state.get("global_batch_size", self.plan.global_batch_size)
+        if size != self.plan.global_batch_size:
+            self._go_on_with_another_size(size)
+
+    def _go_on_with_another_size(self, before: int) -> None:
+        """Count on in samples: batches of the new size begin where the last of the old ended."""
+        if self._sum is not None:
+            raise ConfigError(
+                [
+                    Problem(
+                        "global_batch_size",
+                        f"was {before}; where shards of a stream stand is counted in batches",
+                        "keep it, or use data.iterable_sharding=same_stream from the start",
+                        self.plan.global_batch_size,
+                    )
+                ]
+            )
+        self._used += (self._step - self._epoch_began_at) * before
+        self._epoch_began_at = self._step
 
     def sample_ids(self, step: int) -> list[int]:  # noqa: ARG002
         """A stream's samples have no ids."""
@@ -101,7 +124,7 @@ class StreamFeed:
             if epoch == limit or self._step == total_steps:
                 return
             if epoch > self._epoch_now:
-                self._epoch_now, self._epoch_began_at = epoch, self._step
+                self._epoch_now, self._epoch_began_at, self._used = epoch, self._step, 0
             rest = self._rest_of_epoch()
             while self._step != total_steps:  # asked first: what is read ahead would be lost
                 turns = next(rest, None)
@@ -111,7 +134,7 @@ class StreamFeed:
                 whole = turns[0][0].batch_samples
                 self._is_over = self._sum is None and whole < self.plan.global_batch_size
                 yield iter(turns)
-            if self._step == self._epoch_began_at:
+            if self._step == self._epoch_began_at and not self._used:
                 raise ConfigError(
                     [
                         Problem(
@@ -128,18 +151,18 @@ class StreamFeed:
         state, self._dataset_state = self._dataset_state, None
         if state is not None:
             self._source.dataset.load_state_dict(state)
-            yield from self._epoch(self._epoch_now, self._step)
+            yield from self._epoch(self._step, 0)
             return
         done = self._step - self._epoch_began_at
-        yield from itertools.islice(self._epoch(self._epoch_now, self._epoch_began_at), done, None)
+        yield from itertools.islice(self._epoch(self._epoch_began_at, self._used), done, None)
 
-    def _epoch(self, epoch: int, step: int) -> Iterator[list[Turn]]:
+    def _epoch(self, step: int, skip: int) -> Iterator[list[Turn]]:
         reader = (
             SameStream(self._source, self.plan, self._rank, self._seed)
             if self._sum is None
             else OwnShard(self._source, self.plan, self._rank, self._seed)
         )
-        reader.begin(epoch, step)
+        reader.begin(self._epoch_now, step, skip)
         loader: DataLoader[Any] = DataLoader(
             reader, batch_size=None, collate_fn=_as_is, **self._source.loader_options
         )
@@ -188,10 +211,11 @@ class SameStream(IterableDataset[Turn]):
         self._key = fold(seed, DATA)
         self._epoch = 0
         self._step = 0
+        self._skip = 0
 
-    def begin(self, epoch: int, step: int) -> None:
-        """Where the next iteration starts counting."""
-        self._epoch, self._step = epoch, step
+    def begin(self, epoch: int, step: int, skip: int) -> None:
+        """Where the next iteration starts counting, after `skip` samples that were used."""
+        self._epoch, self._step, self._skip = epoch, step, skip
 
     def __iter__(self) -> Iterator[Turn]:
         worker = get_worker_info()
@@ -219,7 +243,7 @@ class SameStream(IterableDataset[Turn]):
         if hasattr(self._source.dataset, "set_epoch"):
             self._source.dataset.set_epoch(self._epoch)
         seed_data(turn_seed(self._key, step, -1))
-        samples = self._samples()
+        samples = itertools.islice(self._samples(), self._skip, None)
         while chunk := list(itertools.islice(samples, size)):
             yield MicroBatch(step, -1, 0, 0, len(chunk), self._epoch), chunk
             step += 1

@@ -23,6 +23,7 @@ ALIASES = {
     "--nodes": "--nnodes",
 }
 AFTER_SCRIPT = {
+    "--accept-change",
     "--run-dir",
     "--nproc-per-node",
     "--nnodes",
@@ -66,6 +67,7 @@ class Command:
 def add_our_flags(parser: argparse.ArgumentParser) -> None:
     """What torchrun does not have."""
     parser.add_argument("--run-dir", default=None)
+    parser.add_argument("--accept-change", action="append", default=[])
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--spares", type=int, default=None)
     parser.add_argument("--warm-start", action="store_true")

@@ -28,6 +28,7 @@ _UNDERSTOOD = {
     "-m",
     "--module",
     "--run-dir",
+    "--accept-change",
     "--spares",
     "--max-restarts",
     "--max-preemptions",
@@ -61,7 +62,7 @@ def start_early(words: Sequence[str]) -> HeadStart | None:
     words_of_rank = command_of_ranks(command)
     if words_of_rank[0] != "-m" and not Path(command.script).is_file():
         return None
-    os.environ.update(variables_of_ranks(args.run_dir, num_ranks))
+    os.environ.update(variables_of_ranks(args.run_dir, num_ranks, args.accept_change))
     session = Path(os.environ.pop(NODE_SESSION))  # the supervisor's own, not its ranks'
     return HeadStart(words_of_rank, session, num_ranks, num_restarts)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.launch.command import Command
-from drivetrain.record.session import RUN_DIR
+from drivetrain.record.session import ACCEPT_CHANGE, RUN_DIR
 from drivetrain.supervise.policy import Budgets
 
 _FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -15,11 +16,15 @@ _FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 of which torch warns when it is set."""
 
 
-def variables_of_ranks(run_dir: str | None, num_ranks: int | None) -> dict[str, str]:
+def variables_of_ranks(
+    run_dir: str | None, num_ranks: int | None, accepted_changes: Sequence[str] = ()
+) -> dict[str, str]:
     """What is not in the environment yet; `num_ranks` is None where torch is to count devices."""
     wanted: dict[str, str] = {}
     if run_dir is not None:
         wanted[RUN_DIR] = str(Path(run_dir).absolute())
+    if accepted_changes:
+        wanted[ACCEPT_CHANGE] = ",".join(accepted_changes)
     if "OMP_NUM_THREADS" not in os.environ and num_ranks is not None:
         # each process gets its share of the cores, unless the user has said otherwise
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

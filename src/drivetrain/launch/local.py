@@ -83,7 +83,7 @@ def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
 def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
     """What all ranks of this node inherit; the caller's own environment comes back afterwards."""
     num_ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
-    wanted = variables_of_ranks(args.run_dir, num_ranks)
+    wanted = variables_of_ranks(args.run_dir, num_ranks, args.accept_change)
     if not _meets_in_folder(args, given):
         # torch's own store outlives the attempt it was made for, and the next one dials it
         wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

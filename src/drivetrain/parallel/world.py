@@ -142,13 +142,21 @@ class World:
                 on_host = tensor.device.type == "cpu"
                 dist.broadcast(tensor.data, src=0, group=self.host_group if on_host else None)
 
-    def agree(self, text: str) -> str:
-        """Rank 0's word, on every rank."""
+    def agree(self, text: str, speaker: int = 0) -> str:
+        """One rank's word, on every rank."""
         if self.mesh is None:
             return text
         words = [text]
-        dist.broadcast_object_list(words, src=0, group=self.host_group)
+        dist.broadcast_object_list(words, src=speaker, group=self.host_group)
         return words[0]
+
+    def first_with(self, is_so: bool) -> int | None:
+        """The lowest rank of which something is true."""
+        none = self.layout.world_size
+        lowest = torch.tensor(self.rank if is_so else none)
+        if self.mesh is not None:
+            dist.all_reduce(lowest, dist.ReduceOp.MIN, group=self.host_group)
+        return None if int(lowest) == none else int(lowest)
 
 
 def layout_from(config: Parallel, world_size: int) -> Layout:

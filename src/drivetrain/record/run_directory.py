@@ -2,7 +2,8 @@
 
 <run>/
   run.yaml                  the resolved config; every value knows where it came from
-  attempts/<n>/             what each life of the run saw
+  attempts/<n>/             what each life of the run saw, with its run.yaml
+  changes.jsonl             what was changed between attempts: refused, accepted or only said
   events/<rank>.jsonl       spans, scalars and instants, append-only, one writer per file
   events/<rank>.steps       where each step's seconds went, 40 bytes a step
   checkpoints/step-<k>-a<n>/  a checkpoint that attempt n made after step k; see checkpoint/
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,20 @@ class RunDirectory:
             return {}
         return dict(document.get("config") or {})
 
-    def write_run_yaml(self, text: str) -> None:
-        """Whole, or not at all."""
+    def write_run_yaml(self, text: str, attempt: int | None = None) -> None:
+        """Whole, or not at all. An attempt's own copy stays when a later one has another config."""
         write_whole(self.run_yaml, text)
+        if attempt is not None:
+            write_whole(self.attempt(attempt) / "run.yaml", text)
+
+    def note_changes(self, checkpoint: str, changes: Iterable[Mapping[str, Any]]) -> None:
+        """What was not as it was when a checkpoint was saved, and what was done about it."""
+        lines = [
+            json.dumps({"time_s": time.time(), "checkpoint": checkpoint, **change}, default=str)
+            for change in changes
+        ]
+        with (self.path / "changes.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 @dataclass(frozen=True)

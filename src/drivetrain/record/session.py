@@ -21,6 +21,8 @@ from drivetrain.core.files import write_whole
 
 SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
+ACCEPT_CHANGE = "DRIVETRAIN_ACCEPT_CHANGE"
+"""Terms of a run's contract that may differ from its checkpoint's, separated by commas."""
 NODE_SESSION = "DRIVETRAIN_NODE_SESSION"
 """From the guardian to its supervisor: a session that outlives the supervisor."""
 COMMAND_S = "DRIVETRAIN_COMMAND_S"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -40,6 +40,7 @@ from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
+from drivetrain.train.contract import model_terms, optimizer_terms
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
@@ -65,8 +66,9 @@ class Assembly:
     world: World
     engine: Engine
     feed: Feed
-    total_steps: int | None
-    """None only for a stream that decides for itself how long an epoch is."""
+    source: Source
+    made: Mapping[str, Any]
+    """The terms of the run's contract that are known of the model and the optimizer."""
     notes: tuple[str, ...]
     """What the user should read before the first step."""
 
@@ -74,6 +76,11 @@ class Assembly:
     def config(self) -> RunConfig:
         """The resolved config."""
         return self.resolved.config
+
+    @property
+    def total_steps(self) -> int | None:
+        """None only for a stream that decides for itself how long an epoch is."""
+        return _total_steps(self.config, self.feed.plan)
 
 
 def assemble(
@@ -97,8 +104,10 @@ def assemble(
     _check_schedule(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
+    made = model_terms(model)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
+    made |= optimizer_terms(optimizer, task.optimizer)
     if spread.own_step is not None:
         spread.own_step.take_over(optimizer)
     schedule = Schedule.of(config.optimization, total_steps)
@@ -108,7 +117,7 @@ def assemble(
     if isinstance(spread, Replicated):
         resolved, said = _explain_communication(resolved, spread.communication)
         notes += said
-    return Assembly(resolved, world, engine, feed, total_steps, (f"batch: {plan}", *notes))
+    return Assembly(resolved, world, engine, feed, source, made, (f"batch: {plan}", *notes))
 
 
 def _explain_communication(
@@ -153,9 +162,9 @@ def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) 
 def _total_steps(config: RunConfig, plan: BatchPlan) -> int | None:
     if config.max_steps is not None:
         return config.max_steps
-    if plan.steps_per_epoch is None or config.num_train_epochs is None:
+    if plan.length is None or config.num_train_epochs is None:
         return None
-    return plan.steps_per_epoch * config.num_train_epochs
+    return plan.end_of(config.num_train_epochs - 1)
 
 
 def _check_schedule(config: RunConfig, total_steps: int | None) -> None:

@@ -74,6 +74,10 @@ class Engine:
         """What a training loss is computed with."""
         return self.spread.module
 
+    def ends_at(self, total_steps: int | None) -> None:
+        """The run's last step, where it has turned out to be another one."""
+        self.learning_rate.ends_at(total_steps)
+
     def micro_batch(
         self, micro: MicroBatch, *, is_last: bool, stage: int = 0
     ) -> AbstractContextManager[None]:

@@ -10,6 +10,8 @@ What is whose, outside the warm-up:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from drivetrain.config.schema import RunConfig
@@ -55,6 +57,11 @@ class LocalEngine(Engine):
     ) -> None:
         super().__init__(config, world, spread, optimizer, learning_rate)
         self.meter: LocalMeter = LocalMeter(world)
+
+    def ends_at(self, total_steps: int | None) -> None:
+        """Where the last round ends, too."""
+        super().ends_at(total_steps)
+        self.rounds = replace(self.rounds, total_steps=total_steps)
 
     def complete_gradients(self, step: int) -> None:
         """Whole over the ranks in the warm-up; this rank's own from then on."""

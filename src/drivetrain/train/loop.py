@@ -82,10 +82,16 @@ class Loop:
     def _after_step(self) -> None:
         if self.at.step % self.logging_steps == 0:
             self._log()
-        every = self.evaluate_every or self.feed.plan.steps_per_epoch
-        if every is not None and self.at.step % every == 0:
+        if self._ends_a_stretch():
             self._evaluate()
         self.saver.after_step(self.at.step, self._log)
+
+    def _ends_a_stretch(self) -> bool:
+        """Whether it is time to evaluate: after so many steps, or after an epoch."""
+        if self.evaluate_every is not None:
+            return self.at.step % self.evaluate_every == 0
+        plan = self.feed.plan
+        return plan.length is not None and plan.place(self.at.step).samples == 0
 
     def _one_step(self, turns: Iterator[Turn]) -> None:
         engine, timer, step = self.engine, self.timer, self.at.step

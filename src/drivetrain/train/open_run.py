@@ -44,7 +44,7 @@ def begin_attempt(
     if assembly.world.identity.local_rank == 0:
         remember_attempt(number)
     if assembly.world.is_main:
-        directory.write_run_yaml(assembly.resolved.to_yaml())
+        directory.write_run_yaml(assembly.resolved.to_yaml(), number)
         directory.begin_attempt(number, {**_facts(assembly), "resumed_step": resumed_step})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,6 +59,10 @@ class LearningRate:
         self._optimizer = optimizer
         self._peaks = [group["lr"] * scale for group in optimizer.param_groups]
         self._factor = math.nan
+
+    def ends_at(self, total_steps: int | None) -> None:
+        """The run's last step, where it has turned out to be another one."""
+        self._schedule = replace(self._schedule, total_steps=total_steps)
 
     def set(self, step: int) -> None:
         """Set the rates for `step`."""

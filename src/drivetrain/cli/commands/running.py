@@ -33,6 +33,8 @@ def train(context: typer.Context) -> None:
       --plan auto|FILE     plan first and run the best plan; --cluster says what for
       --run-dir DIR        the run's directory; the same command again goes on from its last
                            checkpoint, and several nodes that share it meet in it
+      --accept-change KEY  go on although KEY (seed, data.shuffle, …) is not what it was when the
+                           checkpoint was saved; otherwise that is refused
       --max-restarts N     how often to start again after a failure in training (100)
       --nnodes MIN:MAX     elastic: nodes may join and leave; the global batch stays
       --live               ddp replicas that go on without a restart (needs --run-dir)

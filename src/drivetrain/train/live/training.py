@@ -15,16 +15,17 @@ once it is committed, so no sample is lost or trained twice, whenever a replica 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.batches import Place
 from drivetrain.data.dealt import DealtFeed
 from drivetrain.data.device import to_device
-from drivetrain.data.feed import Turn
+from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
 from drivetrain.parallel.live_world import LiveWorld, Seat
 from drivetrain.train.live.meter import LiveMeter
@@ -42,7 +43,8 @@ def go_live(loop: Loop, train: Any, config: RunConfig) -> LiveLoop:
     meter = engine.meter = LiveMeter(engine.world)
     feed = DealtFeed(source, plan, config.seed)
     parts = {each.name: getattr(loop, each.name) for each in fields(Loop)} | {"feed": feed}
-    return LiveLoop(**parts, dealt=feed, meter=meter, patience_s=config.parallel.timeout_s)
+    patience_s = config.parallel.timeout_s
+    return LiveLoop(**parts, dealt=feed, saved=loop.feed, meter=meter, patience_s=patience_s)
 
 
 def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> list[Problem]:
@@ -64,6 +66,8 @@ class LiveLoop(Loop):
 
     dealt: DealtFeed
     """The feed, under its own type."""
+    saved: Feed
+    """The run's own: checkpoints say where it stands, so that any kind of loop can go on."""
     meter: LiveMeter
     """The engine's, likewise."""
     patience_s: float
@@ -86,6 +90,7 @@ class LiveLoop(Loop):
             self.engine.optimizer.zero_grad()
             self.meter.forget()
         self.dealt.steps_done = self.at.step + 1
+        self.saved.load_state_dict(self.dealt.state_dict())
 
     def _attempt(self) -> bool:
         """One try at the present step; False when it must be done again."""
@@ -149,6 +154,7 @@ class LiveLoop(Loop):
             "optimizer": self.engine.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "past": self.meter.past(),
+            "start": list(self.dealt.plan.start),
         }
 
     def _take(self, state: State) -> None:
@@ -162,3 +168,4 @@ class LiveLoop(Loop):
         if self.engine.scaler is not None:
             self.engine.scaler.load_state_dict(state["scaler"])
         self.meter.adopt(state["past"])
+        self.dealt.plan = replace(self.dealt.plan, start=Place(*state["start"]))

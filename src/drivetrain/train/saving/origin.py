@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from drivetrain.checkpoint.checkpointer import Checkpointer
+from drivetrain.checkpoint.contract import Change, ContractChanged
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
 from drivetrain.config.schema import Checkpoint
@@ -33,10 +36,18 @@ class Origin:
     def load(self, world: World) -> None:
         """Go on from the newest good checkpoint, if there is one."""
         self._refuse_anothers(world)
-        self.manifest = self._checkpointer.load_newest(self._state)
-        if self.manifest is None and self._rule.resume_from is not None:
-            self.manifest = self._load_from(self._rule.resume_from)
-            self._is_another_run = True
+        try:
+            self.manifest = self._checkpointer.load_newest(self._state)
+            if self.manifest is None and self._rule.resume_from is not None:
+                self.manifest = self._load_from(self._rule.resume_from)
+                self._is_another_run = True
+        except ContractChanged as error:
+            self._note(world, error.folder, error.changes)
+            raise
+        if self.manifest is not None:
+            self._note(world, self.manifest.folder, self._checkpointer.changes)
+            if any(change.key.startswith("optimiz") for change in self._checkpointer.changes):
+                self._run.take_own_settings()  # accepted: not those of the checkpoint
 
     def claim(self) -> int:
         """Own the run, from what was loaded; unless an attempt that still lived has dropped it."""
@@ -48,6 +59,10 @@ class Origin:
             if self._checkpointer.still_there(self.manifest.folder):
                 return attempt
             self.manifest = self._checkpointer.load_newest(self._state)
+
+    def _note(self, world: World, folder: str, changes: Sequence[Change]) -> None:
+        if world.is_main and changes:
+            self._directory.note_changes(folder, map(asdict, changes))
 
     def _refuse_anothers(self, world: World) -> None:
         """A run that has only just begun would go on from, and write among, others'."""
@@ -66,8 +81,10 @@ class Origin:
     def _load_from(self, address: str) -> Manifest:
         """Another run's newest checkpoint: its directory, or that of its checkpoints."""
         for root in (address, f"{address.rstrip('/')}/checkpoints"):
-            manifest = self._checkpointer.elsewhere(place_at(root)).load_newest(self._state)
+            elsewhere = self._checkpointer.elsewhere(place_at(root))
+            manifest = elsewhere.load_newest(self._state)
             if manifest is not None:
+                self._checkpointer.changes = elsewhere.changes
                 return manifest
         raise ConfigError(
             [

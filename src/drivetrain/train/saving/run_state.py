@@ -37,6 +37,10 @@ class RunState:
         self._stateful = stateful
         self.at = Position()
         self._implementations = implementations(assembly.engine.optimizer)
+        self._settings = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in assembly.engine.optimizer.param_groups
+        ]
 
     def whole(self) -> TrainingState:
         """Everything, as the checkpointer takes and gives it."""
@@ -58,6 +62,12 @@ class RunState:
         if spread.own_step is not None:
             return GatheredState(*parts, keeper=spread.own_step)
         return TrainingState(*parts)
+
+    def take_own_settings(self) -> None:
+        """Let the optimizer's groups be as they were made, not as they were saved."""
+        groups = self._assembly.engine.optimizer.param_groups
+        for group, settings in zip(groups, self._settings, strict=True):
+            group.update(settings)
 
     def position(self, step: int) -> dict[str, Any]:
         """What the manifest says of where the run stands."""
@@ -85,7 +95,7 @@ class RunState:
     def _samples(self, step: int) -> int | None:
         """Used so far, where an epoch's length is known."""
         plan = self._assembly.feed.plan
-        if plan.length is None or plan.steps_per_epoch is None:
+        if plan.length is None:
             return None
-        epochs, rest = divmod(step, plan.steps_per_epoch)
-        return epochs * plan.length + rest * plan.global_batch_size
+        place = plan.place(step)
+        return place.epoch * plan.length + place.samples

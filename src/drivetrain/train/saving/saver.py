@@ -23,6 +23,7 @@ from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase, ProgressPage
 from drivetrain.record.stop_request import StopRequest
 from drivetrain.train.assemble import Assembly
+from drivetrain.train.contract import agree_on, contract_of
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.origin import Origin
 from drivetrain.train.saving.own_states import own_states
@@ -63,27 +64,33 @@ class Saver:
         self._timetable = Timetable(self._rule.every_steps, assembly.world)
         self._last_saved = -1
         self._is_writer = False
+        self._attempt = 0
 
     def open(self, directory: RunDirectory) -> int:
         """Go on from the newest good checkpoint, if there is one; the attempt's number."""
         root = self._rule.directory or str(directory.checkpoints)
         self._directory = directory
+        assembly = self._assembly
+        contract = contract_of(assembly.config, assembly.source, assembly.made, self._world)
+        agree_on(contract, self._world)
         checkpointer = Checkpointer(
-            place_at(root), self._rule, self._world, self._assembly.config.parallel.strategy
+            place_at(root), self._rule, self._world, assembly.config.parallel.strategy, contract
         )
         self._checkpointer = checkpointer
         origin = Origin(checkpointer, self._rule, directory, self._run)
         origin.load(self._world)
         self._origin = origin.manifest
+        assembly.engine.ends_at(assembly.total_steps)  # another batch size: after other steps
         for result in self._history.evaluations:
             self.score(result)
         if isinstance(self._world, LiveWorld):
-            return directory.next_attempt()  # claimed by whoever comes to write, and when
-        attempt = origin.claim()
+            self._attempt = directory.next_attempt()  # claimed by whoever comes to write, and when
+            return self._attempt
+        self._attempt = origin.claim()
         self._origin = origin.manifest
         if self._world.is_main:
             checkpointer.clean()
-        return attempt
+        return self._attempt
 
     def begin(self, recorder: Recorder, say: Say) -> None:
         """The run is about to step."""
@@ -103,6 +110,8 @@ class Saver:
         self._timetable.begin(step)
         if self._origin is not None:
             say(f"resumed: after step {step}, from {self._origin.folder}")
+            for change in self._checkpointer.changes if self._checkpointer is not None else ():
+                say(f"changed since: {change}")
 
     def after_step(self, step: int, log: Callable[[], None]) -> None:
         """Between two steps: save if it is time, stop if somebody asks for it.
@@ -249,7 +258,7 @@ class Saver:
         """What is settled while the run is under way, into run.yaml."""
         self._resolved = self._resolved.choose(path, value, why)
         if self._world.is_main and self._directory is not None:
-            self._directory.write_run_yaml(self._resolved.to_yaml())
+            self._directory.write_run_yaml(self._resolved.to_yaml(), self._attempt)
 
     def _note_compression(self, name: str, why: str) -> None:
         """How the trial of `communication.compression: auto` has ended."""

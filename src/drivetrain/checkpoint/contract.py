@@ -1,0 +1,126 @@
+"""Contract: what decides a run's numbers; kept in a checkpoint, compared before it is loaded.
+
+Going on with another seed, other data or another learning rate is another training. It is refused,
+unless the user names what has changed. What must not change the numbers (the layout, a library's
+version) is said, and allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from drivetrain.core.errors import ConfigError, Problem
+
+Terms = Mapping[str, Any]
+"""By key: a plain value. None: not known, and compared with nothing."""
+
+_ONLY_SAID = {
+    "micro_batch_size": "dropout and batch statistics differ from here on",
+    "parallel.strategy": "",
+    "layout": "",
+    "precision.tf32": "matrix products round differently from here on",
+    "communication.compression": "gradients travel differently from here on",
+    "torch": "its kernels may round differently",
+    "python": "",
+    "drivetrain": "",
+}
+"""What is allowed to change without being named, and what that means."""
+
+_ORDER = {"seed", "data.shuffle", "data.length"}
+"""With these the order of samples changes."""
+
+Outcome = Literal["refused", "accepted", "said"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One term that is not what it was."""
+
+    key: str
+    before: Any
+    now: Any
+    outcome: Outcome
+
+    def __str__(self) -> str:
+        meaning = _ONLY_SAID.get(self.key, "")
+        if self.key in _ORDER:
+            meaning = "this epoch's samples may be used twice, or not at all"
+        word = " (accepted)" if self.outcome == "accepted" else ""
+        said = f"{self.key}: {_shown(self.before)} → {_shown(self.now)}{word}"
+        return f"{said}; {meaning}" if meaning else said
+
+
+class ContractChanged(ConfigError):
+    """What decides the run's numbers is not what it was. Every such key is named."""
+
+    def __init__(self, folder: str, changes: Sequence[Change]) -> None:
+        self.folder, self.changes = folder, tuple(changes)
+        refused = [change for change in changes if change.outcome == "refused"]
+        super().__init__([_problem(folder, change) for change in refused])
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.folder, self.changes)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The terms a run trains under now, and those the user knows to have changed."""
+
+    terms: Terms = field(default_factory=dict)
+    accepted: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.accepted - self.terms.keys())
+        if unknown:
+            raise ConfigError([_no_such(key, self.terms) for key in unknown])
+
+    def changes_since(self, before: Terms) -> list[Change]:
+        """Every term both sides know and do not agree on."""
+        different = {
+            key: (before[key], now)
+            for key, now in self.terms.items()
+            if before.get(key) is not None and now is not None and before[key] != now
+        }
+        if "data.length" in different:  # then other samples were looked at
+            different.pop("data.content", None)
+        return [
+            Change(key, *values, _outcome(key, values, self.accepted))
+            for key, values in different.items()
+        ]
+
+    def compare(self, folder: str, before: Terms) -> list[Change]:
+        """The same; ContractChanged, unless all are accepted or need not be."""
+        changes = self.changes_since(before)
+        if any(change.outcome == "refused" for change in changes):
+            raise ContractChanged(folder, changes)
+        return changes
+
+
+def _outcome(key: str, values: tuple[Any, Any], accepted: Collection[str]) -> Outcome:
+    if key in accepted and key != "model":  # weights that are left out would be lost
+        return "accepted"
+    # local_sgd's copies go their own ways between rounds: to it or from it is another training
+    if key == "parallel.strategy" and "local_sgd" in values:
+        return "refused"
+    return "said" if key in _ONLY_SAID else "refused"
+
+
+def _problem(folder: str, change: Change) -> Problem:
+    rule = f"was {_shown(change.before)} when {folder} was saved"
+    remedy = f"put it back, or add --accept-change {change.key}"
+    if change.key == "model":
+        remedy = "resume with the model that was saved, or start a new run"
+    return Problem(change.key, rule, remedy, _shown(change.now))
+
+
+def _no_such(key: str, terms: Terms) -> Problem:
+    near = difflib.get_close_matches(key, terms, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(terms))}"
+    return Problem("--accept-change", "decides no number of this run", remedy, key)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
