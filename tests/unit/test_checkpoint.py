@@ -29,7 +29,7 @@ from drivetrain.checkpoint.place import LocalPlace, Place, RemotePlace, place_at
 from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.state import pack, unpack
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import ConfigError
+from drivetrain.core.errors import ConfigError, EnvironmentProblem
 
 # Manifest
 
@@ -126,12 +126,78 @@ def test_what_a_stale_attempt_commits_late_is_not_part_of_the_run(tmp_path: Path
     }
 
 
-def test_a_claim_nobody_can_read_still_fences(tmp_path: Path) -> None:
+UNREADABLE = {
+    "empty": b"",
+    "no JSON": b"\x00",
+    "a list": b"[2]",
+    "no step": b'{"host": "a", "time_s": 1.0}',
+    "step no number": b'{"resumed_step": "ten"}',
+    "step below zero": b'{"resumed_step": -1}',
+    "more than it can say": b'{"resumed_step": 10, "self_crc33": "00000000"}',
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_claim_nobody_can_read_is_for_a_person_to_decide(tmp_path: Path, content: bytes) -> None:
     place = place_at(tmp_path)
     lineage.claim_next(place, 0)
-    folder = commit(place, 10, 1)
-    (tmp_path / "attempt-00002.json").write_bytes(b"\x00")
-    assert states(place) == {folder: "replaced"}
+    commit(place, 10, 1)
+    (tmp_path / "attempt-00002.json").write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    for asks in (
+        lambda: catalogue.entries(place),
+        lambda: lineage.claim_next(place, 10),
+    ):
+        with pytest.raises(EnvironmentProblem, match=r"attempt-00002\.json.*delete this file"):
+            asks()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_claim_nobody_can_read_still_fences_who_runs(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    (tmp_path / "attempt-00002.json").write_bytes(b"")
+    with pytest.raises(lineage.StaleAttempt, match="attempt 2 has taken over"):
+        lineage.check_not_stale(place, 1)
+
+
+def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 40)
+    path = tmp_path / "attempt-00001.json"
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        spoilt = bytearray(good)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoilt)
+        try:
+            read = lineage.read_claims(place)
+        except EnvironmentProblem:
+            continue
+        # how a number is written is nothing a claim says
+        assert read == [lineage.Claim(1, 40)], spoilt
+
+
+def test_a_claim_is_not_read_under_another_number(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    (tmp_path / "attempt-00001.json").rename(tmp_path / "attempt-00002.json")
+    with pytest.raises(EnvironmentProblem, match="it is attempt 1's"):
+        lineage.read_claims(place)
+
+
+def test_a_claim_of_an_earlier_release_has_no_checksum_and_is_read(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    facts = {"resumed_step": 10, "host": "a", "time_s": 1.5}
+    place.put("attempt-00002.json", json.dumps(facts).encode())
+    assert lineage.read_claims(place) == [lineage.Claim(2, 10)]
+
+
+def test_a_number_whose_claim_was_deleted_is_not_given_again(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    commit(place, 10, 2)
+    assert lineage.claim_next(place, 10).attempt == 3, "or it would write into step-…-a2"
 
 
 def test_the_catalogue_tells_good_from_unfinished_from_damaged(tmp_path: Path) -> None:

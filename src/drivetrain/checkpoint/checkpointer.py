@@ -44,6 +44,7 @@ from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.config.schema import Checkpoint
+from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.parallel.parts import on_host, whole
 from drivetrain.parallel.world import World
 
@@ -195,6 +196,7 @@ class Checkpointer:
         None when there is no checkpoint at all; when there are some and none is good, a person must
         decide, and nothing is touched.
         """
+        self.check_claims()
         tried: set[str] = set()
         damaged = ""
         while True:
@@ -215,6 +217,18 @@ class Checkpointer:
                 damaged = folder
                 if self._world.is_main:
                     warnings.warn(f"checkpoint {folder} was passed over: {error}", stacklevel=2)
+
+    def check_claims(self) -> None:
+        """EnvironmentProblem, on every rank, when one cannot be read. A collective call."""
+        problems: tuple[Problem, ...] = ()
+        if self._world.is_main or self._group is None:
+            try:
+                lineage.read_claims(self.place)
+            except EnvironmentProblem as error:
+                problems = error.problems
+        said = self._world.agree(json.dumps([asdict(problem) for problem in problems]))
+        if said != "[]":
+            raise EnvironmentProblem([Problem(**each) for each in json.loads(said)])
 
     def _damaged(self) -> list[catalogue.Entry]:
         return [e for e in catalogue.entries(self.place) if e.state == "damaged"]
