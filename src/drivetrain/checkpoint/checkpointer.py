@@ -358,12 +358,15 @@ class Checkpointer:
         good = [entry.manifest for entry in listed if entry.manifest is not None]
         for entry in listed:  # now that there is one of this attempt, others' can go
             if entry.state == "replaced" and entry.attempt < self.attempt:
-                self.place.remove(entry.folder)
+                self._delete(entry.folder)
         for step in outdated([m.step for m in good], self._rule, self.scores):
             for manifest in good:
                 if manifest.step == step:
-                    self.place.remove(f"{manifest.folder}/{NAME}")  # first, so that no half stays
-                    self.place.remove(manifest.folder)
+                    self._delete(manifest.folder)
+
+    def _delete(self, folder: str) -> None:
+        self.place.remove(f"{folder}/{NAME}")  # first, so that half of it never counts
+        self.place.remove(folder)
 
 
 def _expect_one_process() -> None:

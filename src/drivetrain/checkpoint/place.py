@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
-from drivetrain.core.files import beside
+from drivetrain.core.files import beside, make_folder, sync_path
 
 
 class Place(Protocol):
@@ -92,7 +92,7 @@ class LocalPlace:
     def writing(self, name: str) -> Iterator[BinaryIO]:
         """A stream whose bytes are on disk when the context is left."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with open(path, "wb") as file:
             yield file
             file.flush()
@@ -103,7 +103,7 @@ class LocalPlace:
         path = self.path / name
         with self._finished(path, data) as partial:
             partial.replace(path)
-        _sync_folder(path.parent)
+        sync_path(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
         """Linked from a finished file, so that nobody reads half of it."""
@@ -113,7 +113,7 @@ class LocalPlace:
                 os.link(partial, path)
         except FileExistsError:
             return False
-        _sync_folder(path.parent)
+        sync_path(path.parent)
         return True
 
     @contextmanager
@@ -129,8 +129,9 @@ class LocalPlace:
         path = self.path / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-        else:
+        elif path.exists():
             path.unlink(missing_ok=True)
+            sync_path(path.parent)  # what is deleted next must not be gone before it
 
 
 class RemotePlace:
@@ -217,12 +218,3 @@ def _open_store(address: str) -> tuple[Any, str]:
         remedy = "give a path, or an address fsspec knows (s3://…, gs://…)"
         raise ConfigError([Problem("address", str(error), remedy, address)]) from error
     return store
-
-
-def _sync_folder(path: Path) -> None:
-    """A rename is safe once the folder that holds the name is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -123,7 +123,7 @@ class RunDirectory:
 
     def write_run_yaml(self, text: str) -> None:
         """Whole, or not at all."""
-        write_whole(self.run_yaml, text)
+        write_whole(self.run_yaml, text, sync=True)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _cannot_write(where: str, path: Path, error: OSError) -> EnvironmentProblem:
 
 
 def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(dict(facts), indent=2, default=str) + "\n")
+    write_whole(path, json.dumps(dict(facts), indent=2, default=str) + "\n", sync=True)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
