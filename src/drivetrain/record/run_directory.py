@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,11 +108,13 @@ class RunDirectory:
         return found
 
     def failures(self) -> tuple[float, float]:
-        """(how often the run has failed, seconds since it first began): what `auto` goes by."""
+        """(how often the run has failed, seconds it has been at work): what `auto` goes by."""
         attempts = self.attempts()
         failed = [a for a in attempts[:-1] if a.end.get("kind") not in ("preempted", "finished")]
-        began_s = min((float(a.start.get("started_s", 0)) for a in attempts), default=0.0)
-        return float(len(failed)), time.time() - began_s if began_s else 0.0
+        now = {"host": socket.gethostname(), "started_s": time.time()}
+        following = [*(attempt.start for attempt in attempts[1:]), now]
+        seconds = map(_lasted_s, attempts, following)
+        return float(len(failed)), sum(seconds)
 
     def config(self) -> dict[str, Any]:
         """What run.yaml says; empty before it is written."""
@@ -145,6 +148,15 @@ def micro_batch_so_far(path: Path | None) -> int | None:
 
 
 _ENDS = ("start", "end")
+
+
+def _lasted_s(attempt: Attempt, following: Mapping[str, Any]) -> float:
+    """Up to the one after it, or to its end, whichever was timed by the same host's clock."""
+    began_s, host = attempt.start.get("started_s"), attempt.start.get("host")
+    ends = {following.get("host"): following.get("started_s")}
+    ends |= {attempt.end.get("host"): attempt.end.get("time_s")} if host not in ends else {}
+    ended_s = ends.get(host)
+    return max(0.0, float(ended_s) - float(began_s)) if ended_s and began_s else 0.0
 
 
 def _cannot_write(where: str, path: Path, error: OSError) -> EnvironmentProblem:
