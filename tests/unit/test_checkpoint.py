@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import threading
+import uuid
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -309,6 +315,56 @@ def test_only_one_can_create(place: Place) -> None:
     assert not place.create("claim", b"second")
     assert place.read("claim") == b"first"
     assert place.names() == ["claim"], "nothing is left of the second"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_without_hard_links_only_one_can_create_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_links)
+    place = place_at(tmp_path)
+    with pytest.warns(UserWarning, match="no hard links.*one at a time"):
+        assert place.create("claim", b"first")
+    assert not place.create("claim", b"second")
+    assert place.read("claim") == b"first"
+    assert place.names() == ["claim"]
+
+
+class Careless(MemoryFileSystem):  # type: ignore[misc]
+    """A store that does not heed the condition of a write."""
+
+    protocol = "careless"
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **more: object) -> None:
+        super().pipe_file(path, value, **more)
+
+
+class Old(MemoryFileSystem):  # type: ignore[misc]
+    """A library that knows of no conditions."""
+
+    protocol = "old"
+
+    def pipe_file(self, path: str, value: bytes) -> None:
+        super().pipe_file(path, value)
+
+
+@pytest.mark.parametrize("store", [Careless, Old])
+def test_a_store_that_lets_two_create_is_said(store: type[MemoryFileSystem]) -> None:
+    fsspec.register_implementation(store.protocol, store, clobber=True)
+    place = place_at(f"{store.protocol}://bucket/{uuid.uuid4().hex}")
+    with pytest.warns(UserWarning, match="same moment.*start one at a time"):
+        assert place.create("claim", b"first")
+    assert not place.create("claim", b"second")
+    assert place.read("claim") == b"first"
+
+
+def test_a_store_that_lets_only_one_create_is_not_talked_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert place_at(f"memory://{uuid.uuid4().hex}").create("claim", b"first")
 
 
 def test_what_is_removed_is_gone_and_may_be_gone_already(place: Place) -> None:

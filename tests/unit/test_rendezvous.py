@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.core.errors import EnvironmentProblem
+from drivetrain.launch.conducting import lock
 from drivetrain.supervise.meeting.alive import Alive
 from drivetrain.supervise.meeting.last_call import LastCall
 from drivetrain.supervise.meeting.rendezvous import FolderRendezvous, meet_in_folder
@@ -142,3 +147,30 @@ def test_no_sign_of_life_is_read_as_a_time(tmp_path: Path) -> None:
     nodes[0]._nodes.is_joining = True
     nodes[0]._nodes.sync()
     assert len(nodes[0]._nodes.state.participants) == 3
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said = r"no locks \(flock: .*\); mount it with locks"
+    with pytest.raises(EnvironmentProblem, match=said):
+        meet_in_folder(tmp_path, (2, 2), "127.0.0.1", {})
+    with pytest.raises(EnvironmentProblem, match=said):
+        lock.hold(tmp_path)
+    (tmp_path / "conductor.lock").write_text("elsewhere 1")
+    with pytest.raises(EnvironmentProblem, match=said):
+        lock.holder(tmp_path)
+
+
+def test_a_lock_that_somebody_has_is_no_lack_of_locks(tmp_path: Path) -> None:
+    held = lock.hold(tmp_path)
+    assert held is not None
+    assert lock.hold(tmp_path) is None
+    assert lock.holder(tmp_path) == (socket.gethostname(), os.getpid())
+    held.close()
+    assert lock.holder(tmp_path) is None

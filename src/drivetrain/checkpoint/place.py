@@ -10,8 +10,11 @@ store promises that by itself.
 
 from __future__ import annotations
 
+import errno
+import inspect
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.core.files import beside, make_folder, sync_path
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Place(Protocol):
@@ -108,11 +113,32 @@ class LocalPlace:
     def create(self, name: str, data: bytes) -> bool:
         """Linked from a finished file, so that nobody reads half of it."""
         path = self.path / name
-        try:
-            with self._finished(path, data) as partial:
+        with self._finished(path, data) as partial:
+            try:
                 os.link(partial, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._create_without_links(path, data)
+        sync_path(path.parent)
+        return True
+
+    def _create_without_links(self, path: Path, data: bytes) -> bool:
+        """Only one can, on a real file system; a mounted object store may let two."""
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
         except FileExistsError:
             return False
+        warnings.warn(
+            f"{self.address} has no hard links: if it is an object store that was mounted, two "
+            f"launchers could both take {path.name}; start them one at a time",
+            stacklevel=2,
+        )
         sync_path(path.parent)
         return True
 
@@ -191,11 +217,31 @@ class RemotePlace:
         """By the store's own condition where it has one (If-None-Match)."""
         if self.size(name) is not None:
             return False
+        if not _knows_conditions(self._fs):
+            self.put(name, data)
+            self._warn_of_two(name)
+            return True
         try:
-            self._fs.pipe_file(self._at(name), data, mode="create")
+            self._put_new(name, data)
         except FileExistsError:
             return False
+        try:
+            self._put_new(name, data)  # the same bytes: a store that heeds the condition refuses
+        except FileExistsError:
+            return True
+        self._warn_of_two(name)
         return True
+
+    def _put_new(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(self._at(name), data, mode="create")
+
+    def _warn_of_two(self, name: str) -> None:
+        warnings.warn(
+            f"{self.address}: this store does not refuse to create {name} twice, so two launchers "
+            "that begin at the same moment could take the same number; start one at a time, or "
+            "use a store with conditional writes (pip install -U fsspec and the store's library)",
+            stacklevel=3,
+        )
 
     def remove(self, name: str) -> None:
         """Delete a file or everything under a prefix."""
@@ -203,6 +249,17 @@ class RemotePlace:
             self._fs.rm(self._at(name), recursive=True)
         except FileNotFoundError:
             return
+
+
+def _knows_conditions(fs: Any) -> bool:
+    """Whether its library can ask the store to create a file only if there is none."""
+    from fsspec.spec import AbstractFileSystem
+
+    kind = type(fs)
+    method = kind._pipe_file if hasattr(kind, "_pipe_file") else kind.pipe_file  # noqa: SLF001
+    # fsspec's own looks first and writes then, which lets two through
+    is_own = method is not AbstractFileSystem.pipe_file
+    return is_own and "mode" in inspect.signature(method).parameters
 
 
 def _open_store(address: str) -> tuple[Any, str]:

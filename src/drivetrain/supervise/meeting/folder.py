@@ -6,7 +6,6 @@ the node's own: thousands of nodes that live change nothing that anybody else mu
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import random
@@ -21,6 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from drivetrain.core.files import write_whole
+from drivetrain.core.locks import try_lock
 
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
@@ -48,6 +48,7 @@ class MeetingFolder:
         self._lock = path / "lock"
         self._lives = path / "lives"
         self._lives.mkdir(parents=True, exist_ok=True)
+        self._check_locks()
 
     def head(self) -> Head | None:
         """None when there is no list."""
@@ -69,6 +70,14 @@ class MeetingFolder:
         except OSError as error:
             raise RendezvousConnectionError(str(error)) from error
 
+    def _check_locks(self) -> None:
+        """EnvironmentProblem where there are none; somebody else's is as good as one's own."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try_lock(descriptor, self._lock)
+        finally:
+            os.close(descriptor)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Alone; the system frees the lock when its holder dies.
@@ -79,7 +88,7 @@ class MeetingFolder:
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         pause_s = _FIRST_PAUSE_S
         try:
-            while not _has_locked(descriptor):
+            while not try_lock(descriptor, self._lock):
                 time.sleep(random.uniform(0, pause_s))  # noqa: S311 - no secret
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             yield
@@ -146,11 +155,3 @@ class MeetingFolder:
                 problem = error
                 time.sleep(0.1)
         raise RendezvousConnectionError(str(problem)) from problem
-
-
-def _has_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
