@@ -51,11 +51,17 @@ def holder(path: Path) -> tuple[str, int] | None:
     """The host and process id of who has the lock; None when nobody has."""
     try:
         with path.open() as file:
-            if try_lock(file.fileno(), path, shared=True):
-                return None
-            host, pid = file.read().split()
-            return host, int(pid)
-    except (FileNotFoundError, ValueError):  # just being taken
+            return None if try_lock(file.fileno(), path, shared=True) else last_holder(path)
+    except FileNotFoundError:
+        return None
+
+
+def last_holder(path: Path) -> tuple[str, int] | None:
+    """Who has taken it last, and may have it no more; None while it is just being taken."""
+    try:
+        host, pid = path.read_text().split()
+        return host, int(pid)
+    except (FileNotFoundError, ValueError):
         return None
 
 
