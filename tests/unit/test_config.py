@@ -126,7 +126,7 @@ def test_however_large_a_batch_is_the_answer_comes_at_once(whole: int) -> None:
 
 def test_the_nearest_divisors_are_found_below_and_above() -> None:
     (said,) = problems("global_batch_size=96", "micro_batch_size=20", "max_steps=1")
-    assert "use one of 12, 16, 24, 32" in said
+    assert "use one of 8, 12, 16, 24" in said
 
 
 def test_broken_yaml_is_located(tmp_path: Path) -> None:

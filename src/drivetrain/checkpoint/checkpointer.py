@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from drivetrain._version import __version__
 from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.access import refusals_named
 from drivetrain.checkpoint.failures import causes, is_of_the_storage, no_good_one, reason, stale
 from drivetrain.checkpoint.fitting import check_same_model, check_shapes
 from drivetrain.checkpoint.manifest import (
@@ -93,7 +94,8 @@ class Checkpointer:
         """Become the attempt that owns the run, going on from `step`. A collective call."""
         number = ""
         if self._world.is_main:
-            number = str(lineage.claim_next(self.place, step, at_least).attempt)
+            with refusals_named(self.place.address):
+                number = str(lineage.claim_next(self.place, step, at_least).attempt)
         self.attempt = int(self._world.agree(number))
         return self.attempt
 
@@ -219,11 +221,12 @@ class Checkpointer:
                     warnings.warn(f"checkpoint {folder} was passed over: {error}", stacklevel=2)
 
     def check_claims(self) -> None:
-        """EnvironmentProblem, on every rank, when one cannot be read. A collective call."""
+        """EnvironmentProblem, on every rank, if one cannot be read, or none. Collective."""
         problems: tuple[Problem, ...] = ()
         if self._world.is_main or self._group is None:
             try:
-                lineage.read_claims(self.place)
+                with refusals_named(self.place.address):
+                    lineage.read_claims(self.place)
             except EnvironmentProblem as error:
                 problems = error.problems
         said = self._world.agree(json.dumps([asdict(problem) for problem in problems]))

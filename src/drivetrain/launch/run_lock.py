@@ -19,7 +19,7 @@ from typing import IO
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.launch.early import is_alone, parsed
-from drivetrain.record.run_directory import RunDirectory
+from drivetrain.record.run_directory import RunDirectory, cannot_write
 
 _FILE = "launcher.lock"
 _LEASE_S = 120.0
@@ -42,6 +42,8 @@ def only_launcher(words: Sequence[str]) -> Iterator[None]:
         sys.stderr.write(f"warning: two launchers on this run could not be told apart: {error}\n")
         yield
         return
+    except OSError as error:
+        raise cannot_write("--run-dir", directory, error) from error
     with lock:
         yield
 

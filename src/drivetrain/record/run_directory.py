@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ class RunDirectory:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise _cannot_write("output_dir", path, error) from error
+                raise cannot_write("output_dir", path, error) from error
             return cls(path.absolute())
         raise FileExistsError(f"{output_dir / wanted}: ten thousand runs have this name")
 
@@ -53,7 +54,9 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot_write("--run-dir", path, error) from error
+            raise cannot_write("--run-dir", path, error) from error
+        if not os.access(path, os.W_OK):
+            raise cannot_write("--run-dir", path)
         return cls(path.absolute())
 
     @property
@@ -159,8 +162,10 @@ def _lasted_s(attempt: Attempt, following: Mapping[str, Any]) -> float:
     return max(0.0, float(ended_s) - float(began_s)) if ended_s and began_s else 0.0
 
 
-def _cannot_write(where: str, path: Path, error: OSError) -> EnvironmentProblem:
-    reason, remedy = error.strerror or str(error), "give a folder you may write to"
+def cannot_write(where: str, path: Path, error: OSError | None = None) -> EnvironmentProblem:
+    """A mistake, not bad luck: nobody should try it again."""
+    reason = "not writable" if error is None else error.strerror or str(error)
+    remedy = "give a folder you may write to"
     return EnvironmentProblem([Problem(where, reason, remedy, str(path))])
 
 
