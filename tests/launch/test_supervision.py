@@ -108,6 +108,8 @@ def test_of_two_launchers_on_one_run_the_first_can_commit_nothing_more(
 ) -> None:
     first = Run(tmp_path, *WORKLOAD, "max_steps=100000")
     first.wait_for(5)
+    # as on another host, where a file server has given up the first's lock
+    (first.directory / "launcher.lock").unlink()
     second = Run(tmp_path, *WORKLOAD, "max_steps=100000")
     code, stderr = first.end()
     assert code == 77

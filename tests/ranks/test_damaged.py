@@ -382,3 +382,24 @@ def test_half_of_a_damaged_checkpoint_is_never_trained_on(
         pytest.raises(EnvironmentProblem, match="no checkpoint before it is good; remove it"),
     ):
         train(run, monkeypatch)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"\x00", b'{"resumed_step": 0, "attempt": 2}'])
+def test_a_claim_that_cannot_be_read_stops_the_start_and_nothing_is_deleted(
+    spoiled: bytes, good: Good, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(good.path, run)
+    claim = run / "checkpoints" / "attempt-00002.json"
+    claim.write_bytes(spoiled)
+    before = contents(run / "checkpoints")
+    with pytest.raises(EnvironmentProblem, match=r"attempt-00002\.json.*delete this file"):
+        train(run, monkeypatch)
+    assert contents(run / "checkpoints") == before
+    claim.unlink()
+    history, sha256 = train(run, monkeypatch)
+    assert (history.resumed_step, sha256) == (4, good.sha256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.place import LocalPlace, place_at
+from drivetrain.core.errors import NotSaved
 from drivetrain.train.hooks import Hook
+from drivetrain.train.keep_loop import prepare
 from drivetrain.train.saving import pulse, saver, timetable
 from drivetrain.train.trainer import Trainer
 from tests.ranks.resuming import go_on_in
@@ -85,8 +90,12 @@ def train(
         hooks=[filler],
     )
     trainer.fit(samples())
+    return trainer, instants(run)
+
+
+def instants(run: Path) -> list[dict[str, Any]]:
     lines = (run / "events" / "00000.jsonl").read_text().splitlines()
-    return trainer, [event for event in map(json.loads, lines) if event["kind"] == "instant"]
+    return [event for event in map(json.loads, lines) if event["kind"] == "instant"]
 
 
 def steps_of(events: list[dict[str, Any]], name: str) -> list[int]:
@@ -152,14 +161,47 @@ def test_an_old_one_that_cannot_be_deleted_does_not_cost_the_new_one(
     assert (newest.step, newest.state) == (12, "good")
 
 
-def test_a_run_finishes_on_a_disk_that_stays_full(
+def test_a_run_whose_last_step_cannot_be_saved_does_not_end_in_success(
     disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     filler = Filler(disk, fill_at=3, free_at=None)
-    trainer, events = train(disk, filler, monkeypatch)
+    with pytest.raises(NotSaved, match=r"step 12 .*No space left.*newest is of step 2;") as why:
+        train(disk, filler, monkeypatch)
+    assert why.value.exit_code not in (0, 1, 75)
+    events = instants(tmp_path / "run")
     assert steps_of(events, "saved") == [2]
     assert steps_of(events, "save_failed") == [4, 6, 8, 10, 12, 12, 12], "the last is insisted on"
-    assert len(trainer.history.steps) == 12
-    assert (tmp_path / "run" / "checkpoints" / "weights.pt").is_file()
+    assert steps_of(events, "run_failed") == [12]
+    assert (tmp_path / "run" / "checkpoints" / "weights.pt").is_file(), "there was room for this"
     entries = catalogue.entries(place_at(disk / "checkpoints"))
     assert [(entry.step, entry.state) for entry in entries] == [(2, "good")]
+
+
+def test_a_loop_of_ones_own_whose_last_step_cannot_be_saved_does_not_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on_in(tmp_path / "run", monkeypatch)
+    monkeypatch.setattr(saver, "_PAUSE_S", 0.0)
+    config = {
+        "global_batch_size": 8,
+        "max_steps": 3,
+        "checkpoint": {"every_steps": 2},
+        "record": {"progress": "none", "sinks": []},
+    }
+    torch.manual_seed(0)
+    loop = prepare(torch.nn.Linear(4, 2), None, TensorDataset(torch.randn(8, 4)), config)
+
+    def train() -> None:
+        for step in loop.steps():
+            for (batch,) in step:
+                loop.backward(loop.model(batch).square().mean())
+            loop.step()
+            if loop._saver.at.step == 3:
+                monkeypatch.setattr(LocalPlace, "writing", no_space)
+
+    with pytest.raises(NotSaved, match=r"step 3 .*No space left.*newest is of step 2;"):
+        train()
+
+
+def no_space(self: LocalPlace, name: str) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device", name)

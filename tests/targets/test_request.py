@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,3 +225,24 @@ def test_a_step_with_several_tasks_a_node_is_refused() -> None:
         nodes_of_step(variables, None)
     assert "srun started 8 of them on 2 nodes" in str(error.value)
     assert "--run-dir: the 2 nodes of this step need a place to meet" in str(error.value)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_run_that_was_moved_or_copied_goes_on_where_it_is(desk: Path, is_copied: bool) -> None:
+    request = read("--on slurm --run-dir old train.py")
+    submission.submit(Noted(**vars(request.target)), request.job)
+    (shutil.copytree if is_copied else shutil.move)(desk / "old", desk / "new")
+    before = sorted((desk / "old").rglob("*"))
+    for given in ("new", str(desk / "new")):
+        found = submission.load(given)
+        assert found.job == replace(request.job, run_dir=str(desk / "new"))
+    submission.submit(Noted(**vars(request.target)), found.job)
+    assert f"--run-dir={desk / 'new'}" in (desk / "new" / "job.sh").read_text()
+    assert sorted((desk / "old").rglob("*")) == before, "nothing was done there"
+
+
+def test_a_run_that_is_reached_by_another_name_was_not_moved(desk: Path) -> None:
+    request = read("--on slurm --run-dir old train.py")
+    submission.submit(Noted(**vars(request.target)), request.job)
+    (desk / "link").symlink_to(desk / "old")
+    assert submission.load("link").job == request.job

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import threading
+import uuid
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +35,7 @@ from drivetrain.checkpoint.place import LocalPlace, Place, RemotePlace, place_at
 from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.state import pack, unpack
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import ConfigError
+from drivetrain.core.errors import ConfigError, EnvironmentProblem
 
 # Manifest
 
@@ -126,12 +132,78 @@ def test_what_a_stale_attempt_commits_late_is_not_part_of_the_run(tmp_path: Path
     }
 
 
-def test_a_claim_nobody_can_read_still_fences(tmp_path: Path) -> None:
+UNREADABLE = {
+    "empty": b"",
+    "no JSON": b"\x00",
+    "a list": b"[2]",
+    "no step": b'{"host": "a", "time_s": 1.0}',
+    "step no number": b'{"resumed_step": "ten"}',
+    "step below zero": b'{"resumed_step": -1}',
+    "more than it can say": b'{"resumed_step": 10, "self_crc33": "00000000"}',
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_claim_nobody_can_read_is_for_a_person_to_decide(tmp_path: Path, content: bytes) -> None:
     place = place_at(tmp_path)
     lineage.claim_next(place, 0)
-    folder = commit(place, 10, 1)
-    (tmp_path / "attempt-00002.json").write_bytes(b"\x00")
-    assert states(place) == {folder: "replaced"}
+    commit(place, 10, 1)
+    (tmp_path / "attempt-00002.json").write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    for asks in (
+        lambda: catalogue.entries(place),
+        lambda: lineage.claim_next(place, 10),
+    ):
+        with pytest.raises(EnvironmentProblem, match=r"attempt-00002\.json.*delete this file"):
+            asks()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_claim_nobody_can_read_still_fences_who_runs(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    (tmp_path / "attempt-00002.json").write_bytes(b"")
+    with pytest.raises(lineage.StaleAttempt, match="attempt 2 has taken over"):
+        lineage.check_not_stale(place, 1)
+
+
+def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 40)
+    path = tmp_path / "attempt-00001.json"
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        spoilt = bytearray(good)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoilt)
+        try:
+            read = lineage.read_claims(place)
+        except EnvironmentProblem:
+            continue
+        # how a number is written is nothing a claim says
+        assert read == [lineage.Claim(1, 40)], spoilt
+
+
+def test_a_claim_is_not_read_under_another_number(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    (tmp_path / "attempt-00001.json").rename(tmp_path / "attempt-00002.json")
+    with pytest.raises(EnvironmentProblem, match="it is attempt 1's"):
+        lineage.read_claims(place)
+
+
+def test_a_claim_of_an_earlier_release_has_no_checksum_and_is_read(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    facts = {"resumed_step": 10, "host": "a", "time_s": 1.5}
+    place.put("attempt-00002.json", json.dumps(facts).encode())
+    assert lineage.read_claims(place) == [lineage.Claim(2, 10)]
+
+
+def test_a_number_whose_claim_was_deleted_is_not_given_again(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    lineage.claim_next(place, 0)
+    commit(place, 10, 2)
+    assert lineage.claim_next(place, 10).attempt == 3, "or it would write into step-…-a2"
 
 
 def test_the_catalogue_tells_good_from_unfinished_from_damaged(tmp_path: Path) -> None:
@@ -243,6 +315,56 @@ def test_only_one_can_create(place: Place) -> None:
     assert not place.create("claim", b"second")
     assert place.read("claim") == b"first"
     assert place.names() == ["claim"], "nothing is left of the second"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_without_hard_links_only_one_can_create_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_links)
+    place = place_at(tmp_path)
+    with pytest.warns(UserWarning, match="no hard links.*one at a time"):
+        assert place.create("claim", b"first")
+    assert not place.create("claim", b"second")
+    assert place.read("claim") == b"first"
+    assert place.names() == ["claim"]
+
+
+class Careless(MemoryFileSystem):  # type: ignore[misc]
+    """A store that does not heed the condition of a write."""
+
+    protocol = "careless"
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **more: object) -> None:
+        super().pipe_file(path, value, **more)
+
+
+class Old(MemoryFileSystem):  # type: ignore[misc]
+    """A library that knows of no conditions."""
+
+    protocol = "old"
+
+    def pipe_file(self, path: str, value: bytes) -> None:
+        super().pipe_file(path, value)
+
+
+@pytest.mark.parametrize("store", [Careless, Old])
+def test_a_store_that_lets_two_create_is_said(store: type[MemoryFileSystem]) -> None:
+    fsspec.register_implementation(store.protocol, store, clobber=True)
+    place = place_at(f"{store.protocol}://bucket/{uuid.uuid4().hex}")
+    with pytest.warns(UserWarning, match="same moment.*start one at a time"):
+        assert place.create("claim", b"first")
+    assert not place.create("claim", b"second")
+    assert place.read("claim") == b"first"
+
+
+def test_a_store_that_lets_only_one_create_is_not_talked_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert place_at(f"memory://{uuid.uuid4().hex}").create("claim", b"first")
 
 
 def test_what_is_removed_is_gone_and_may_be_gone_already(place: Place) -> None:

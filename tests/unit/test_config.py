@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,19 @@ def test_all_problems_come_at_once() -> None:
 )
 def test_wrong_input_is_answered_with_what_to_do(words: list[str], expected: str) -> None:
     assert problems(*GOOD, *words) == [expected]
+
+
+@pytest.mark.parametrize("whole", [3_000_000_001, 2**61 - 1, 10**30])
+def test_however_large_a_batch_is_the_answer_comes_at_once(whole: int) -> None:
+    began_s = time.perf_counter()
+    (said,) = problems(f"global_batch_size={whole}", "micro_batch_size=7", "max_steps=1")
+    assert time.perf_counter() - began_s < 1
+    assert f"does not divide global_batch_size = {whole}; use one of" in said
+
+
+def test_the_nearest_divisors_are_found_below_and_above() -> None:
+    (said,) = problems("global_batch_size=96", "micro_batch_size=20", "max_steps=1")
+    assert "use one of 8, 12, 16, 24" in said
 
 
 def test_broken_yaml_is_located(tmp_path: Path) -> None:

@@ -185,6 +185,20 @@ def test_without_a_supervisor_the_ranks_own_word_counts() -> None:
     assert seconds == {"start_up": 6.0, "productive": 5.0}
 
 
+@pytest.mark.parametrize("second_s", [106.0, 110.25, 90.0], ids=["at once", "amid", "clock behind"])
+def test_attempts_that_overlap_share_the_wall_clock(second_s: float) -> None:
+    """Two launchers on one run, or two hosts whose clocks differ: no share exceeds the whole."""
+    tables = [steps(1, range(1, 21), 105.0), steps(2, range(1, 21), second_s + 2)]
+    attempts = [
+        attempt(1, 100.0, 102.0, kind="finished", time_s=126.0),
+        attempt(2, second_s, second_s + 1, kind="finished", time_s=second_s + 23),
+    ]
+    ledger, seconds = account(attempts, [np.concatenate(tables)])
+    assert all(value >= 0 for value in seconds.values()), seconds
+    assert sum(seconds.values()) == pytest.approx(ledger.wall_s)
+    assert ledger.goodput <= 1
+
+
 def test_a_directory_without_an_attempt_has_an_empty_ledger() -> None:
     ledger, seconds = account([], [])
     assert (ledger.wall_s, ledger.goodput, seconds) == (0.0, 0.0, {})

@@ -119,6 +119,19 @@ def test_attempts_are_read_back_in_order(tmp_path: Path) -> None:
     assert run.failures()[0] == 1
 
 
+def test_how_long_attempts_lasted_is_told_by_one_clock_each(tmp_path: Path) -> None:
+    run, now_s = RunDirectory(tmp_path), time.time()
+    off_s = 600.0  # the clock of b is ten minutes ahead
+    run.begin_attempt(1, {"host": "a", "started_s": now_s - 500})
+    run.end_attempt(1, {"host": "a", "kind": "failed", "time_s": now_s - 400})
+    run.begin_attempt(2, {"host": "b", "started_s": now_s - 300 + off_s})
+    run.end_attempt(2, {"host": "b", "kind": "failed", "time_s": now_s - 250 + off_s})
+    run.begin_attempt(3, {"host": "a", "started_s": now_s - 200})
+    run.end_attempt(3, {"host": "b", "kind": "failed", "time_s": now_s - 150 + off_s})
+    run.begin_attempt(4, {"host": "b", "started_s": now_s - 50 + off_s})
+    assert run.failures() == (3.0, 150.0), "how long the third lasted nobody can tell"
+
+
 def test_tensorboard_reads_back_what_the_sink_wrote(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
+from drivetrain.core.errors import EnvironmentProblem
+from drivetrain.launch.conducting import lock
+from drivetrain.supervise.meeting.alive import Alive
+from drivetrain.supervise.meeting.last_call import LastCall
 from drivetrain.supervise.meeting.rendezvous import FolderRendezvous, meet_in_folder
 
 
@@ -19,7 +29,8 @@ def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: 
     first.shutdown()
     assert late.is_closed()
     assert late.has_finished
-    assert late.meeting.forget_the_dead(timedelta(0))  # what comes next in this folder is a new run
+    # who has said goodbye is not waited for; what comes next in this folder is a new run
+    assert late.meeting.forget_the_dead(lambda _: False)
     assert not late.has_finished
 
 
@@ -62,8 +73,104 @@ def test_who_lives_changes_nothing_that_others_must_read(tmp_path: Path) -> None
     nodes = [meet_in_folder(tmp_path, (2, 2), "127.0.0.1", settings) for _ in range(2)]
     _meet(nodes)
     before = nodes[0].meeting.head()
+    nodes[0]._nodes.is_dead(nodes[1]._this_node)
     time.sleep(2.5)  # longer than a node without a sign of life would be believed to live
     assert nodes[0].num_nodes_waiting() == 0
     assert nodes[0].meeting.head() == before
-    alive = datetime.now(UTC) - timedelta(seconds=2)
-    assert all(node.meeting.last_sign(node._this_node) > alive for node in nodes)
+    assert nodes[0]._nodes.state.participants.keys() == {node._this_node for node in nodes}
+    assert not any(nodes[0]._nodes.is_dead(node._this_node) for node in nodes)
+
+
+# Clocks of other machines
+
+
+class Clock:
+    """A reader's own."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_who_gives_signs_is_alive_whatever_they_say_and_who_gives_none_is_not() -> None:
+    clock, signs = Clock(), {"ahead": 600.0, "behind": -600.0, "dead": 600.0}
+    alive = Alive(signs.__getitem__, patience_s=12, look_s=3, clock=clock)
+    dead: dict[str, float] = {}
+    for second in range(60):
+        clock.now_s = second
+        for who in signs:
+            if who != "dead":
+                signs[who] += 1
+            if alive.is_dead(who):
+                dead.setdefault(who, second)
+    assert dead == {"dead": 16}
+
+
+def test_a_sign_that_was_the_same_long_ago_is_of_one_who_is_dead() -> None:
+    clock = Clock()
+    alive = Alive({"a": 1, "b": 1}.get, patience_s=12, look_s=3, clock=clock)
+    for clock.now_s in (0.0, 3.0):
+        assert not alive.is_dead("a")
+    clock.now_s = 3600.0
+    assert alive.is_dead("a")
+    assert not alive.is_dead("b"), "nobody has looked at it before"
+
+
+@pytest.mark.parametrize("skew_s", [-600, 600])
+def test_a_last_call_lasts_as_long_by_every_clock(skew_s: float) -> None:
+    clock = Clock()
+    call = LastCall(5, clock)
+    written = datetime.now(UTC) + timedelta(seconds=skew_s)
+    for clock.now_s in (0.0, 4.9, 5.0, 9.0):
+        seen = call.as_seen(written)
+        assert seen is not None
+        assert (seen < datetime.now(UTC)) == (clock.now_s >= 5)
+        assert call.as_seen(seen) == seen
+        assert call.as_written(seen) == written, "the others go on counting"
+    another = written + timedelta(seconds=1)
+    assert call.as_written(another) == another
+    assert call.as_seen(another) == datetime.max.replace(tzinfo=UTC), "and is counted anew"
+    assert call.as_seen(None) is None
+
+
+def test_no_sign_of_life_is_read_as_a_time(tmp_path: Path) -> None:
+    """Neither a file's time nor a written one: here both are ten minutes off, either way."""
+    settings = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2, "last_call_timeout": 1}
+    nodes = [meet_in_folder(tmp_path, (3, 3), "127.0.0.1", settings) for _ in range(3)]
+    assert _meet(nodes) == [(rank, 3) for rank in range(3)]
+    for node, skew_s in zip(nodes, (-600, 0, 600), strict=True):
+        at_s = time.time() + skew_s
+        os.utime(tmp_path / "lives" / str(node._this_node), (at_s, at_s))
+        state = nodes[0]._nodes.state
+        state.last_heartbeats[node._this_node] += timedelta(seconds=skew_s)
+    nodes[0]._nodes.is_joining = True
+    nodes[0]._nodes.sync()
+    assert len(nodes[0]._nodes.state.participants) == 3
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said = r"no locks \(flock: .*\); mount it with locks"
+    with pytest.raises(EnvironmentProblem, match=said):
+        meet_in_folder(tmp_path, (2, 2), "127.0.0.1", {})
+    with pytest.raises(EnvironmentProblem, match=said):
+        lock.hold(tmp_path)
+    (tmp_path / "conductor.lock").write_text("elsewhere 1")
+    with pytest.raises(EnvironmentProblem, match=said):
+        lock.holder(tmp_path)
+
+
+def test_a_lock_that_somebody_has_is_no_lack_of_locks(tmp_path: Path) -> None:
+    held = lock.hold(tmp_path)
+    assert held is not None
+    assert lock.hold(tmp_path) is None
+    assert lock.holder(tmp_path) == (socket.gethostname(), os.getpid())
+    held.close()
+    assert lock.holder(tmp_path) is None

@@ -152,7 +152,7 @@ def test_a_crash_loop_at_one_step_stops_with_the_reason() -> None:
     assert decide(End(Kind.FAILED, 8), history, Budgets(failures=100)).restart
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 6, 7])
+@pytest.mark.parametrize("code", [2, 3, 4, 6, 7, 8])
 def test_what_would_end_the_same_way_is_not_started_again(code: int) -> None:
     assert not decide(End(Kind.FAILED, 7, code), [], Budgets()).restart
 

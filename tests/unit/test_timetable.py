@@ -15,9 +15,13 @@ from drivetrain.train.saving import timetable
 from drivetrain.train.saving.timetable import Timetable
 
 
+def alone() -> World:
+    identity = Identity("test", 0, 0, 1, 1, 0, "127.0.0.1", 0)
+    return World(identity, Layout(), torch.device("cpu"), None)
+
+
 def made(every: int | Literal["auto"] | None) -> Timetable:
-    alone = Identity("test", 0, 0, 1, 1, 0, "127.0.0.1", 0)
-    return Timetable(every, World(alone, Layout(), torch.device("cpu"), None))
+    return Timetable(every, alone())
 
 
 def due(table: Timetable, steps: range) -> list[int]:

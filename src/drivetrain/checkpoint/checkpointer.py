@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from drivetrain._version import __version__
 from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.access import refusals_named
 from drivetrain.checkpoint.contract import Change, Contract
 from drivetrain.checkpoint.failures import causes, is_of_the_storage, no_good_one, reason, stale
 from drivetrain.checkpoint.fitting import check_same_model, check_shapes
@@ -45,6 +46,7 @@ from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.config.schema import Checkpoint
+from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.parallel.parts import on_host, whole
 from drivetrain.parallel.world import World
 
@@ -103,7 +105,8 @@ class Checkpointer:
         """Become the attempt that owns the run, going on from `step`. A collective call."""
         number = ""
         if self._world.is_main:
-            number = str(lineage.claim_next(self.place, step, at_least).attempt)
+            with refusals_named(self.place.address):
+                number = str(lineage.claim_next(self.place, step, at_least).attempt)
         self.attempt = int(self._world.agree(number))
         return self.attempt
 
@@ -207,6 +210,7 @@ class Checkpointer:
         None when there is no checkpoint at all; when there are some and none is good, a person must
         decide, and nothing is touched.
         """
+        self.check_claims()
         tried: set[str] = set()
         damaged = ""
         while True:
@@ -227,6 +231,19 @@ class Checkpointer:
                 damaged = folder
                 if self._world.is_main:
                     warnings.warn(f"checkpoint {folder} was passed over: {error}", stacklevel=2)
+
+    def check_claims(self) -> None:
+        """EnvironmentProblem, on every rank, if one cannot be read, or none. Collective."""
+        problems: tuple[Problem, ...] = ()
+        if self._world.is_main or self._group is None:
+            try:
+                with refusals_named(self.place.address):
+                    lineage.read_claims(self.place)
+            except EnvironmentProblem as error:
+                problems = error.problems
+        said = self._world.agree(json.dumps([asdict(problem) for problem in problems]))
+        if said != "[]":
+            raise EnvironmentProblem([Problem(**each) for each in json.loads(said)])
 
     def _damaged(self) -> list[catalogue.Entry]:
         return [e for e in catalogue.entries(self.place) if e.state == "damaged"]
@@ -364,12 +381,15 @@ class Checkpointer:
         good = [entry.manifest for entry in listed if entry.manifest is not None]
         for entry in listed:  # now that there is one of this attempt, others' can go
             if entry.state == "replaced" and entry.attempt < self.attempt:
-                self.place.remove(entry.folder)
+                self._delete(entry.folder)
         for step in outdated([m.step for m in good], self._rule, self.scores):
             for manifest in good:
                 if manifest.step == step:
-                    self.place.remove(f"{manifest.folder}/{NAME}")  # first, so that no half stays
-                    self.place.remove(manifest.folder)
+                    self._delete(manifest.folder)
+
+    def _delete(self, folder: str) -> None:
+        self.place.remove(f"{folder}/{NAME}")  # first, so that half of it never counts
+        self.place.remove(folder)
 
 
 def _expect_one_process() -> None:

@@ -3,6 +3,9 @@
 An attempt claims its number by creating a file, which only one can, and says in it from which step
 it goes on. From then on, whatever an earlier attempt commits beyond that step is not part of the
 run: no lock is needed, and a stale attempt that still runs somewhere can do no harm.
+
+A claim has a checksum. One that cannot be read leaves open which checkpoints count: nothing is
+loaded, deleted or claimed until a person has decided.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from drivetrain.checkpoint.manifest import fingerprint, parse_folder
 from drivetrain.checkpoint.place import Place
-from drivetrain.core.errors import DrivetrainError
+from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
 
 _CLAIM = re.compile(r"attempt-(\d+)\.json")
+_KEYS_WITHOUT_CHECKSUM = {"resumed_step", "host", "time_s"}
+"""What a claim said before claims had checksums; such a one is read if it is whole."""
 
 
 class StaleAttempt(DrivetrainError):
@@ -40,37 +46,77 @@ def belongs(step: int, attempt: int, claims: Iterable[Claim]) -> bool:
 
 
 def read_claims(place: Place) -> list[Claim]:
-    """Every attempt that was ever begun, in order."""
-    claims = []
-    for name in place.names():
-        match = _CLAIM.fullmatch(name)
-        if match is not None:
-            try:
-                step = int(json.loads(place.read(name))["resumed_step"])
-            except (ValueError, KeyError, TypeError):
-                step = 0  # a claim nobody can read still fences
-            claims.append(Claim(int(match[1]), step))
-    return sorted(claims, key=lambda claim: claim.attempt)
+    """Every attempt that was ever begun, in order; EnvironmentProblem when one cannot be read."""
+    return [_parse(number, place.read(_name(number)), place) for number in claimed(place)]
+
+
+def claimed(place: Place) -> list[int]:
+    """The numbers that were ever taken, in order, whether or not their claims can be read."""
+    found = (_CLAIM.fullmatch(name) for name in place.names())
+    return sorted(int(match[1]) for match in found if match is not None)
 
 
 def claim_next(place: Place, step: int, at_least: int = 1) -> Claim:
     """Take the next number. Several may try at once; each gets one of its own."""
-    number = max([at_least - 1, *(claim.attempt for claim in read_claims(place))]) + 1
-    while True:
-        facts = {"resumed_step": step, "host": socket.gethostname(), "time_s": time.time()}
-        if place.create(_name(number), json.dumps(facts).encode()):
-            return Claim(number, step)
+    taken = [claim.attempt for claim in read_claims(place)]
+    # a claim may have been deleted by hand; what its attempt wrote must not be written into
+    taken += [parsed[1] for name in place.names() if (parsed := parse_folder(name))]
+    number = max([at_least - 1, *taken]) + 1
+    while not place.create(_name(number), _written(Claim(number, step))):
         number += 1
+    return Claim(number, step)
 
 
 def check_not_stale(place: Place, attempt: int) -> None:
     """Raise StaleAttempt when a later attempt exists."""
-    newest = max((claim.attempt for claim in read_claims(place)), default=attempt)
+    newest = max(claimed(place), default=attempt)
     if newest > attempt:
         raise StaleAttempt(
             f"attempt {attempt} is over: attempt {newest} has taken over this run; "
             "nothing more was written"
         )
+
+
+def _written(claim: Claim) -> bytes:
+    facts = {
+        "attempt": claim.attempt,
+        "resumed_step": claim.step,
+        "host": socket.gethostname(),
+        "time_s": time.time(),
+    }
+    return json.dumps({**facts, "self_crc32": fingerprint(facts)}).encode()
+
+
+def _parse(number: int, data: bytes, place: Place) -> Claim:
+    try:
+        facts = json.loads(data)
+        step = facts["resumed_step"]
+        own = facts.pop("self_crc32", None)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _unreadable(number, f"it is no claim ({len(data)} bytes)", place) from None
+    if own is None and not facts.keys() <= _KEYS_WITHOUT_CHECKSUM:
+        raise _unreadable(number, "its checksum is missing", place)
+    if own is not None and own != fingerprint(facts):
+        raise _unreadable(number, "it does not match its own checksum", place)
+    if type(step) is not int or step < 0:
+        raise _unreadable(number, f"it goes on from step {step!r}", place)
+    if facts.get("attempt", number) != number:
+        raise _unreadable(number, f"it is attempt {facts['attempt']}'s", place)
+    return Claim(number, step)
+
+
+def _unreadable(number: int, why: str, place: Place) -> EnvironmentProblem:
+    rule = (
+        f"the claim of attempt {number} cannot be read ({why}), so which checkpoints count is "
+        "unknown, and nothing was touched"
+    )
+    remedy = (
+        "if no other attempt of this run is alive, delete this file to go on from the newest "
+        "checkpoint"
+    )
+    return EnvironmentProblem(
+        [Problem(f"{place.address}/{_name(number)}", rule, remedy, None, False)]
+    )
 
 
 def _name(number: int) -> str:

@@ -68,7 +68,7 @@ class Manifest:
     def to_json(self) -> bytes:
         """With a checksum of its own as the last key."""
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
-        return json.dumps({**body, "self_crc32": _fingerprint(body)}, indent=1).encode()
+        return json.dumps({**body, "self_crc32": fingerprint(body)}, indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
@@ -81,7 +81,7 @@ class Manifest:
             raise DamagedCheckpoint(f"{NAME} cannot be read ({error})") from error
         if version != FORMAT:
             raise DamagedCheckpoint(f"{NAME} has format {version}; this release reads {FORMAT}")
-        if own != _fingerprint(body):
+        if own != fingerprint(body):
             raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
         del body["format"]
         try:
@@ -102,7 +102,8 @@ def parse_folder(name: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def _fingerprint(body: Mapping[str, Any]) -> str:
+def fingerprint(body: Mapping[str, Any]) -> str:
+    """The checksum of a JSON object, however it is written."""
     return checksum(json.dumps(body, sort_keys=True).encode())
 
 

@@ -10,15 +10,20 @@ store promises that by itself.
 
 from __future__ import annotations
 
+import errno
+import inspect
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
-from drivetrain.core.files import beside
+from drivetrain.core.files import beside, make_folder, sync_path
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Place(Protocol):
@@ -92,7 +97,7 @@ class LocalPlace:
     def writing(self, name: str) -> Iterator[BinaryIO]:
         """A stream whose bytes are on disk when the context is left."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with open(path, "wb") as file:
             yield file
             file.flush()
@@ -103,17 +108,38 @@ class LocalPlace:
         path = self.path / name
         with self._finished(path, data) as partial:
             partial.replace(path)
-        _sync_folder(path.parent)
+        sync_path(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
         """Linked from a finished file, so that nobody reads half of it."""
         path = self.path / name
-        try:
-            with self._finished(path, data) as partial:
+        with self._finished(path, data) as partial:
+            try:
                 os.link(partial, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._create_without_links(path, data)
+        sync_path(path.parent)
+        return True
+
+    def _create_without_links(self, path: Path, data: bytes) -> bool:
+        """Only one can, on a real file system; a mounted object store may let two."""
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
         except FileExistsError:
             return False
-        _sync_folder(path.parent)
+        warnings.warn(
+            f"{self.address} has no hard links: if it is an object store that was mounted, two "
+            f"launchers could both take {path.name}; start them one at a time",
+            stacklevel=2,
+        )
+        sync_path(path.parent)
         return True
 
     @contextmanager
@@ -129,8 +155,9 @@ class LocalPlace:
         path = self.path / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-        else:
+        elif path.exists():
             path.unlink(missing_ok=True)
+            sync_path(path.parent)  # what is deleted next must not be gone before it
 
 
 class RemotePlace:
@@ -190,11 +217,31 @@ class RemotePlace:
         """By the store's own condition where it has one (If-None-Match)."""
         if self.size(name) is not None:
             return False
+        if not _knows_conditions(self._fs):
+            self.put(name, data)
+            self._warn_of_two(name)
+            return True
         try:
-            self._fs.pipe_file(self._at(name), data, mode="create")
+            self._put_new(name, data)
         except FileExistsError:
             return False
+        try:
+            self._put_new(name, data)  # the same bytes: a store that heeds the condition refuses
+        except FileExistsError:
+            return True
+        self._warn_of_two(name)
         return True
+
+    def _put_new(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(self._at(name), data, mode="create")
+
+    def _warn_of_two(self, name: str) -> None:
+        warnings.warn(
+            f"{self.address}: this store does not refuse to create {name} twice, so two launchers "
+            "that begin at the same moment could take the same number; start one at a time, or "
+            "use a store with conditional writes (pip install -U fsspec and the store's library)",
+            stacklevel=3,
+        )
 
     def remove(self, name: str) -> None:
         """Delete a file or everything under a prefix."""
@@ -202,6 +249,17 @@ class RemotePlace:
             self._fs.rm(self._at(name), recursive=True)
         except FileNotFoundError:
             return
+
+
+def _knows_conditions(fs: Any) -> bool:
+    """Whether its library can ask the store to create a file only if there is none."""
+    from fsspec.spec import AbstractFileSystem
+
+    kind = type(fs)
+    method = kind._pipe_file if hasattr(kind, "_pipe_file") else kind.pipe_file  # noqa: SLF001
+    # fsspec's own looks first and writes then, which lets two through
+    is_own = method is not AbstractFileSystem.pipe_file
+    return is_own and "mode" in inspect.signature(method).parameters
 
 
 def _open_store(address: str) -> tuple[Any, str]:
@@ -217,12 +275,3 @@ def _open_store(address: str) -> tuple[Any, str]:
         remedy = "give a path, or an address fsspec knows (s3://…, gs://…)"
         raise ConfigError([Problem("address", str(error), remedy, address)]) from error
     return store
-
-
-def _sync_folder(path: Path) -> None:
-    """A rename is safe once the folder that holds the name is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,9 @@ def _scaling(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+_LARGEST_TRIED = 100_000
+
+
 def _micro_batch(config: RunConfig) -> Iterator[Problem]:
     micro = config.micro_batch_size
     if micro == "auto":
@@ -72,8 +76,10 @@ def _micro_batch(config: RunConfig) -> Iterator[Problem]:
 
 
 def _divisors_near(whole: int, wanted: int, most: int = 4) -> str:
-    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
-    nearest = sorted(sorted(divisors, key=lambda d: abs(d - wanted))[:most])
+    # each divisor has a partner, one of them below the root; of very large ones not all are sought
+    below = [d for d in range(1, min(math.isqrt(whole), _LARGEST_TRIED) + 1) if whole % d == 0]
+    divisors = {*below, *(whole // d for d in below)}
+    nearest = sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:most])
     return ", ".join(map(str, nearest))
 
 

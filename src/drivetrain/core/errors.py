@@ -85,3 +85,9 @@ class ReplicaDrift(DrivetrainError):
     """Ranks that must hold the same weights do not; what they save or average is worth nothing."""
 
     exit_code = 7
+
+
+class NotSaved(DrivetrainError):
+    """The last step could not be saved: what the run came to may be lost with its processes."""
+
+    exit_code = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,36 @@ def beside(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
-    """Write beside the file and rename over it; folders are made as needed."""
+def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
+    """Write beside the file and rename over it; folders are made as needed.
+
+    `sync`: it is on disk, not only in the system's cache, when the call returns.
+    """
+    if sync:
+        make_folder(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
+        if sync:
+            sync_path(partial)
         partial.replace(path)
+    if sync:
+        sync_path(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """With those above it; each is safe once the folder that holds its name is on disk."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """A file's contents, or a folder's names, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.launch.allocation import nodes_of_step
-from drivetrain.launch.command import add_our_flags, parse_command
+from drivetrain.launch.command import Command, add_our_flags, parse_command
 from drivetrain.launch.inherited import budgets_of, command_of_ranks, variables_of_ranks
 from drivetrain.launch.torchrun_flags import add_torchruns_flags
 from drivetrain.record.session import COMMAND_S, NODE_SESSION
@@ -46,15 +46,10 @@ def start_early(words: Sequence[str]) -> HeadStart | None:
     """The ranks, begun; None when the supervisor must start them."""
     if not {NODE_SESSION, COMMAND_S} <= os.environ.keys() or _is_set_by_torchruns_variables():
         return None
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    add_torchruns_flags(parser)
-    add_our_flags(parser)
     try:
-        command = parse_command(words, parser)
-        given = {word.partition("=")[0] for word in command.launcher_args}
-        args = parser.parse_args(list(command.launcher_args))
+        command, args, given = parsed(words)
         num_ranks = _num_ranks(args)
-        if not given <= _UNDERSTOOD or num_ranks is None or not _is_alone(args, given):
+        if not given <= _UNDERSTOOD or num_ranks is None or not is_alone(args, given):
             return None
         num_restarts = budgets_of(args, given).failures
     except (ConfigError, argparse.ArgumentError, ValueError):
@@ -65,6 +60,16 @@ def start_early(words: Sequence[str]) -> HeadStart | None:
     os.environ.update(variables_of_ranks(args.run_dir, num_ranks, args.accept_change))
     session = Path(os.environ.pop(NODE_SESSION))  # the supervisor's own, not its ranks'
     return HeadStart(words_of_rank, session, num_ranks, num_restarts)
+
+
+def parsed(words: Sequence[str]) -> tuple[Command, argparse.Namespace, set[str]]:
+    """The command, its flags and which of them were given; without torch, and so unchecked."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_torchruns_flags(parser)
+    add_our_flags(parser)
+    command = parse_command(words, parser)
+    given = {word.partition("=")[0] for word in command.launcher_args}
+    return command, parser.parse_args(list(command.launcher_args)), given
 
 
 def _is_set_by_torchruns_variables() -> bool:
@@ -88,7 +93,8 @@ def _has_vendors_package() -> bool:
     return any("[torch.backends]" in file.read_text(encoding="utf-8") for file in files)
 
 
-def _is_alone(args: argparse.Namespace, given: set[str]) -> bool:
+def is_alone(args: argparse.Namespace, given: set[str]) -> bool:
+    """Whether this node is all of the run."""
     if given & {"--nnodes", "--standalone"}:
         return args.standalone or args.nnodes in ("1", "1:1")
     return nodes_of_step(os.environ, args.run_dir) is None

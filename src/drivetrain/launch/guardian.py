@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from drivetrain.core.errors import Preempted
+from drivetrain.core.errors import ConfigError, Preempted
 from drivetrain.launch import node
+from drivetrain.launch.run_lock import only_launcher
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
 from drivetrain.supervise.ending.account import write_closed
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
@@ -30,6 +31,15 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 def guard(words: Sequence[str]) -> int:
     """Run a supervisor for these words; its exit code."""
+    try:
+        with only_launcher(words):
+            return _guard(words)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def _guard(words: Sequence[str]) -> int:
     session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
     guardian = _Guardian(words, session)
     before = {number: signal.signal(number, guardian.forward) for number in _FORWARDED}

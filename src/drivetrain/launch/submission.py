@@ -71,9 +71,18 @@ def find(run_dir: str | Path) -> Submission | None:
     }
     options = dict(values["target"])
     target = with_options(target_type(options.pop("name")), options)
-    return Submission(
-        target, Job(**job), values["id"], values["submitted_at"], values["is_stopped"]
-    )
+    found = Job(**job)
+    if not getattr(target, "run_is_elsewhere", False):
+        found = _where_it_is(found, path.parent)
+    return Submission(target, found, values["id"], values["submitted_at"], values["is_stopped"])
+
+
+def _where_it_is(job: Job, folder: Path) -> Job:
+    """A directory that was moved or copied is the run: the old path is nothing, or another's."""
+    before = Path(job.run_dir)
+    if before.exists() and before.samefile(folder):
+        return job  # by another name
+    return dataclasses.replace(job, run_dir=str(folder.absolute()))
 
 
 def load(run_dir: str | Path) -> Submission:

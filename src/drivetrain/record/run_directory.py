@@ -14,6 +14,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,7 +45,7 @@ class RunDirectory:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise _cannot_write("output_dir", path, error) from error
+                raise cannot_write("output_dir", path, error) from error
             return cls(path.absolute())
         raise FileExistsError(f"{output_dir / wanted}: ten thousand runs have this name")
 
@@ -53,7 +55,9 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot_write("--run-dir", path, error) from error
+            raise cannot_write("--run-dir", path, error) from error
+        if not os.access(path, os.W_OK):
+            raise cannot_write("--run-dir", path)
         return cls(path.absolute())
 
     @property
@@ -108,11 +112,13 @@ class RunDirectory:
         return found
 
     def failures(self) -> tuple[float, float]:
-        """(how often the run has failed, seconds since it first began): what `auto` goes by."""
+        """(how often the run has failed, seconds it has been at work): what `auto` goes by."""
         attempts = self.attempts()
         failed = [a for a in attempts[:-1] if a.end.get("kind") not in ("preempted", "finished")]
-        began_s = min((float(a.start.get("started_s", 0)) for a in attempts), default=0.0)
-        return float(len(failed)), time.time() - began_s if began_s else 0.0
+        now = {"host": socket.gethostname(), "started_s": time.time()}
+        following = [*(attempt.start for attempt in attempts[1:]), now]
+        seconds = map(_lasted_s, attempts, following)
+        return float(len(failed)), sum(seconds)
 
     def config(self) -> dict[str, Any]:
         """What run.yaml says; empty before it is written."""
@@ -124,7 +130,7 @@ class RunDirectory:
 
     def write_run_yaml(self, text: str, attempt: int | None = None) -> None:
         """Whole, or not at all. An attempt's own copy stays when a later one has another config."""
-        write_whole(self.run_yaml, text)
+        write_whole(self.run_yaml, text, sync=True)
         if attempt is not None:
             write_whole(self.attempt(attempt) / "run.yaml", text)
 
@@ -159,13 +165,24 @@ def micro_batch_so_far(path: Path | None) -> int | None:
 _ENDS = ("start", "end")
 
 
-def _cannot_write(where: str, path: Path, error: OSError) -> EnvironmentProblem:
-    reason, remedy = error.strerror or str(error), "give a folder you may write to"
+def _lasted_s(attempt: Attempt, following: Mapping[str, Any]) -> float:
+    """Up to the one after it, or to its end, whichever was timed by the same host's clock."""
+    began_s, host = attempt.start.get("started_s"), attempt.start.get("host")
+    ends = {following.get("host"): following.get("started_s")}
+    ends |= {attempt.end.get("host"): attempt.end.get("time_s")} if host not in ends else {}
+    ended_s = ends.get(host)
+    return max(0.0, float(ended_s) - float(began_s)) if ended_s and began_s else 0.0
+
+
+def cannot_write(where: str, path: Path, error: OSError | None = None) -> EnvironmentProblem:
+    """A mistake, not bad luck: nobody should try it again."""
+    reason = "not writable" if error is None else error.strerror or str(error)
+    remedy = "give a folder you may write to"
     return EnvironmentProblem([Problem(where, reason, remedy, str(path))])
 
 
 def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(dict(facts), indent=2, default=str) + "\n")
+    write_whole(path, json.dumps(dict(facts), indent=2, default=str) + "\n", sync=True)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 # Exit codes that mean the same thing would happen again: config, layout, environment, loss not a
-# number; and replicas that have drifted apart, whose last checkpoint may hold the drift
+# number; replicas that have drifted apart, whose last checkpoint may hold the drift; and a last
+# step that cannot be saved, for which nobody should train again what was lost, in vain
 # (core/errors.py).
-_HOPELESS = frozenset({2, 3, 4, 6, 7})
+_HOPELESS = frozenset({2, 3, 4, 6, 7, 8})
 PREEMPTED_CODE = 75
 STALE_CODE = 77
 

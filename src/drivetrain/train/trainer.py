@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from drivetrain.cluster.detect import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import NotSaved
 from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
@@ -92,7 +94,12 @@ class Trainer:
             with open_recorder(assembly, directory, attempt) as recorder:
                 recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
                 recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
-                self._train(assembly, recorder, saver, train, val)
+                try:
+                    self._train(assembly, recorder, saver, train, val)
+                except NotSaved:  # there may be room for the weights, or it is another disk
+                    with contextlib.suppress(OSError):
+                        write_weights(assembly, directory.checkpoints / "weights.pt")
+                    raise
                 write_weights(assembly, directory.checkpoints / "weights.pt")
                 self.history.total_time = time.perf_counter() - began
                 recorder.instant("run_end", steps=len(self.history.steps))

@@ -20,6 +20,8 @@ _FIELD_CLASSES = {
     "checkpoint_s": "checkpoint",
 }
 """A step's other seconds are productive."""
+_ROUNDING_S = 1e-6
+"""Of sums whose parts come in another order."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,13 @@ class Records:
     def last_s(self) -> float:
         """The end of the last step."""
         return float(self.table["start_s"][-1]) + sum(float(self.table[n][-1]) for n in SECONDS)
+
+    def between(self, begin_s: float, end_s: float) -> Records:
+        """The steps that began and ended between two moments."""
+        start_s = self.table["start_s"].astype(np.float64)
+        took_s = np.sum([self.table[name] for name in SECONDS], axis=0, dtype=np.float64)
+        is_in = (start_s >= begin_s - _ROUNDING_S) & (start_s + took_s <= end_s + _ROUNDING_S)
+        return self if is_in.all() else Records(self.table[is_in], self.redone[is_in])
 
     def is_redone(self, step: int) -> bool:
         """Whether a later attempt did this step again."""

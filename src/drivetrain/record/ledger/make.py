@@ -63,7 +63,8 @@ def make_ledger(
     for index, life in enumerate(lives):
         if index:
             segments += _gap(lives[index - 1], life)
-        segments += _segments(life, records[life.attempt.number], events, num_bins)
+        own_records = _within(life, records[life.attempt.number])
+        segments += _segments(life, own_records, events, num_bins)
     if not lives:
         return Ledger(0.0, 0.0, (), num_ranks)
     return Ledger(lives[0].begin_s, lives[-1].end_s, tuple(segments), num_ranks)
@@ -82,13 +83,22 @@ def _lives(
         # a command that was running when the attempt before ended has started this one, too
         is_restart = bool(lives) and attempt.command_s < lives[-1].end_s
         begin_s = attempt.launched_s if is_restart else attempt.command_s
+        if lives:  # two commands at once, or two hosts' clocks: no second is counted twice
+            begin_s = max(begin_s, lives[-1].end_s)
         own = [e for e in events if attempt.launched_s <= e.time_s < until_s]
         signs_s = [each.last_s for each in records[attempt.number]] + [e.end_s for e in own]
         said_s = [attempt.end_s or 0.0, attempt.closed_s or 0.0, attempt.started_s, begin_s]
         end_s = max([*said_s, *signs_s])
         kind = attempt.kind or _kind_from(own, is_last=is_last)
-        lives.append(_Life(attempt, begin_s, min(end_s, until_s), kind, is_restart))
+        end_s = max(begin_s, min(end_s, until_s))
+        lives.append(_Life(attempt, begin_s, end_s, kind, is_restart))
     return lives
+
+
+def _within(life: _Life, ranks: Sequence[Records]) -> list[Records]:
+    """Steps that an attempt did while it was the run; another may have taken over before."""
+    cut = (records.between(life.begin_s, life.end_s) for records in ranks)
+    return [records for records in cut if len(records.table)]
 
 
 def _kind_from(events: Sequence[Event], *, is_last: bool) -> str:

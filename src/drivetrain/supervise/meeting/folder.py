@@ -1,30 +1,30 @@
 """The folder that nodes meet in: who is there, and who has given a sign of life.
 
-The list of nodes is one small file, changed under a lock. A sign of life is the time of a file of
+The list of nodes is one small file, changed under a lock. A sign of life is a change of a file of
 the node's own: thousands of nodes that live change nothing that anybody else must read.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import random
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from drivetrain.core.files import write_whole
+from drivetrain.core.locks import try_lock
 
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
+_GOODBYE = b"has left".ljust(16)
 _TRIES = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 2.0
 
@@ -48,6 +48,7 @@ class MeetingFolder:
         self._lock = path / "lock"
         self._lives = path / "lives"
         self._lives.mkdir(parents=True, exist_ok=True)
+        self._check_locks()
 
     def head(self) -> Head | None:
         """None when there is no list."""
@@ -69,6 +70,14 @@ class MeetingFolder:
         except OSError as error:
             raise RendezvousConnectionError(str(error)) from error
 
+    def _check_locks(self) -> None:
+        """EnvironmentProblem where there are none; somebody else's is as good as one's own."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try_lock(descriptor, self._lock)
+        finally:
+            os.close(descriptor)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Alone; the system frees the lock when its holder dies.
@@ -79,43 +88,51 @@ class MeetingFolder:
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         pause_s = _FIRST_PAUSE_S
         try:
-            while not _has_locked(descriptor):
+            while not try_lock(descriptor, self._lock):
                 time.sleep(random.uniform(0, pause_s))  # noqa: S311 - no secret
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             yield
         finally:
             os.close(descriptor)
 
-    def give_sign(self, node: _NodeDesc) -> None:
-        """Of life, by this node's clock."""
-        path, now_s = self._lives / str(node), time.time()
+    def give_sign(self, node: _NodeDesc, sign: bytes | None = None) -> None:
+        """Of life: what it says means nothing, that it has changed does.
+
+        Always of one length and in place: there is room for it on a full disk, too.
+        """
         try:
-            path.touch()
-            os.utime(path, (now_s, now_s))
+            descriptor = os.open(self._lives / str(node), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(descriptor, sign or os.urandom(8).hex().encode(), 0)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise RendezvousConnectionError(str(error)) from error
 
-    def last_sign(self, node: _NodeDesc) -> datetime:
-        """When a node gave its last one; long ago, when it gave none."""
-        try:
-            return datetime.fromtimestamp((self._lives / str(node)).stat().st_mtime, UTC)
-        except OSError:
-            return datetime.fromtimestamp(0, UTC)
+    def say_goodbye(self, node: _NodeDesc) -> None:
+        """The last sign: nobody need wait for another."""
+        self.give_sign(node, _GOODBYE)
 
-    def forget_the_dead(self, alive_within: timedelta) -> bool:
+    def sign(self, node: _NodeDesc) -> bytes:
+        """As it is now; empty when there is none."""
+        try:
+            return (self._lives / str(node)).read_bytes()
+        except OSError:
+            return b""
+
+    def has_left(self, node: _NodeDesc) -> bool:
+        """Whether a node has said so itself."""
+        return self.sign(node) == _GOODBYE
+
+    def forget_the_dead(self, is_dead: Callable[[_NodeDesc], bool]) -> bool:
         """Begin anew when the list is of a run that is over: closed, and nobody lives."""
         with self.locked():
             found = self.read()
             if found is None:
                 return True
             state, _ = found
-            signs = (
-                max(said, self.last_sign(node)) for node, said in state.last_heartbeats.items()
-            )
-            youngest = max(signs, default=None)
-            if not state.closed or (
-                youngest is not None and datetime.now(UTC) - youngest <= alive_within
-            ):
+            gone = [self.has_left(node) or is_dead(node) for node in state.last_heartbeats]
+            if not state.closed or not all(gone):
                 return False
             self._list.unlink()
             # rounds are counted from 0 again
@@ -138,11 +155,3 @@ class MeetingFolder:
                 problem = error
                 time.sleep(0.1)
         raise RendezvousConnectionError(str(problem)) from problem
-
-
-def _has_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -49,6 +49,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         nodes = ListOfNodes(meeting, settings)
         super().__init__(node, settings, "folder", None, nodes)  # type: ignore[arg-type]
         self._op_executor = Orderly(node, nodes, settings, meeting)
+        self._nodes = nodes
         self._folder = folder
         self._address = address
         self._listener = listener
@@ -72,8 +73,9 @@ class FolderRendezvous(DynamicRendezvousHandler):
             alive_s = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
             deadline_s = time.monotonic() + 2 * alive_s.total_seconds()
             while self.is_closed() and time.monotonic() < deadline_s:
-                if not self.meeting.forget_the_dead(alive_s):
+                if not self.meeting.forget_the_dead(self._nodes.is_dead):
                     time.sleep(0.2)
+        self.meeting.give_sign(self._this_node)  # before anybody can see it in the list
         return super().next_rendezvous()
 
     def close_finished(self) -> None:
@@ -90,6 +92,13 @@ class FolderRendezvous(DynamicRendezvousHandler):
         """Go, and let the others go on without this node."""
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + 5)
+        self.meeting.say_goodbye(self._this_node)
+
+    def shutdown(self) -> bool:
+        """Go, and end the run for all."""
+        is_closed = super().shutdown()
+        self.meeting.say_goodbye(self._this_node)
+        return is_closed
 
     def _keep_alive(self) -> None:
         """Called by torch's timer."""

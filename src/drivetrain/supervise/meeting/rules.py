@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
@@ -25,7 +25,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousStateHolder,
 )
 
+from drivetrain.supervise.meeting.alive import Alive
 from drivetrain.supervise.meeting.folder import Head, MeetingFolder
+from drivetrain.supervise.meeting.last_call import LastCall
 
 _LOOK_S = 1.0
 _WAITS = (_Action.SYNC, _Action.KEEP_ALIVE)
@@ -42,7 +44,10 @@ class ListOfNodes(_RendezvousStateHolder):
         self._head = Head(0, 0)
         self._was_awaited = _awaited(self._state, settings)
         self._is_dirty = False
-        self._signs: dict[_NodeDesc, datetime] = {}
+        interval_s = settings.keep_alive_interval.total_seconds()
+        patience_s = interval_s * settings.keep_alive_max_attempt
+        self._alive = Alive(self._sign, patience_s, look_s=interval_s)
+        self._last_call = LastCall(settings.timeout.last_call.total_seconds())
         self.only_turns = False
         """Whether only changes are looked for that somebody waits for."""
         self.is_joining = False
@@ -68,6 +73,7 @@ class ListOfNodes(_RendezvousStateHolder):
         elif head.turn != self._head.turn or not (self.only_turns or head == self._head):
             self._read()
         self._leave_out_the_dead()
+        self._state.deadline = self._last_call.as_seen(self._state.deadline)
         return None
 
     def _read(self) -> None:
@@ -77,6 +83,7 @@ class ListOfNodes(_RendezvousStateHolder):
             self._was_awaited = _awaited(self._state, self._settings)
 
     def _write(self) -> None:
+        self._state.deadline = self._last_call.as_written(self._state.deadline)
         awaited = _awaited(self._state, self._settings)
         turn = self._head.turn + (awaited != self._was_awaited)
         self._head, self._was_awaited = Head(self._head.version + 1, turn), awaited
@@ -96,18 +103,15 @@ class ListOfNodes(_RendezvousStateHolder):
             _remove_participant_epilogue(state, self._settings)
 
     def _dead_of(self, nodes: Collection[_NodeDesc]) -> list[_NodeDesc]:
-        """Those without a sign of life; files are only looked at when what is known is old."""
-        patience = self._settings.keep_alive_interval * self._settings.keep_alive_max_attempt
-        oldest = datetime.now(UTC) - patience
-        if not nodes or min(self._state.last_heartbeats.values(), default=oldest) > oldest:
-            return []  # all of them have come a moment ago
-        return [node for node in nodes if self._sign_of(node, oldest) < oldest]
+        return [node for node in nodes if self.is_dead(node)]
 
-    def _sign_of(self, node: _NodeDesc, oldest: datetime) -> datetime:
-        known = max(self._state.last_heartbeats.get(node, oldest), self._signs.get(node, oldest))
-        if known <= oldest:
-            known = self._signs[node] = self._folder.last_sign(node)
-        return known
+    def is_dead(self, node: _NodeDesc) -> bool:
+        """Whether a node has given no sign of life for too long, by this node's clock."""
+        return self._alive.is_dead(node)
+
+    def _sign(self, node: _NodeDesc) -> tuple[object, bytes]:
+        """When it says to have come is part of it: who comes again is alive."""
+        return self._state.last_heartbeats.get(node), self._folder.sign(node)
 
 
 def _awaited(state: _RendezvousState, settings: RendezvousSettings) -> tuple[object, ...]:

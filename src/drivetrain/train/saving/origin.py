@@ -35,6 +35,7 @@ class Origin:
 
     def load(self, world: World) -> None:
         """Go on from the newest good checkpoint, if there is one."""
+        self._checkpointer.check_claims()
         self._refuse_anothers(world)
         try:
             self.manifest = self._checkpointer.load_newest(self._state)

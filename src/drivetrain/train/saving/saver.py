@@ -14,7 +14,7 @@ from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import Stateful
-from drivetrain.core.errors import Preempted
+from drivetrain.core.errors import NotSaved, Preempted
 from drivetrain.parallel.communication.auto import Trial
 from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.parallel.local_sgd import agreed_weights
@@ -63,6 +63,9 @@ class Saver:
         self._pulse: Pulse | None = None
         self._timetable = Timetable(self._rule.every_steps, assembly.world)
         self._last_saved = -1
+        self._newest_saved: int | None = None
+        """A step of which there is a checkpoint; `_last_saved` may still be on its way."""
+        self._problem = ""
         self._is_writer = False
         self._attempt = 0
 
@@ -105,7 +108,8 @@ class Saver:
             self._assembly.engine.before_change = self._before_change
         self._stop.listen()
         step = self.at.step
-        self._last_saved = step if self._origin is not None else -1
+        if self._origin is not None:
+            self._last_saved = self._newest_saved = step
         self._pulse = Pulse(self._world, step, self._timer.take_mean_s)
         self._timetable.begin(step)
         if self._origin is not None:
@@ -177,18 +181,34 @@ class Saver:
         return True
 
     def finish(self) -> None:
-        """The last step is done: what it came to is kept."""
+        """The last step is done: what it came to is kept, or the run has not succeeded."""
         if self._rule.every_steps is None:
             return
         began_s = time.perf_counter()
-        for _ in range(_LAST_TRIES):
-            if self._save_and_wait(self.at.step):
-                break
-            time.sleep(_PAUSE_S)
+        is_saved = self._insist()
         if self._checkpointer is not None:
             self._checkpointer.close()
         if self._recorder is not None:
             self._recorder.spans(self.at.step, ("last_save", began_s, time.perf_counter()))
+        if not is_saved:
+            raise NotSaved(self._world.agree(self._what_is_missing()))
+
+    def _insist(self) -> bool:
+        """Whether the last step was saved, at last."""
+        for left in reversed(range(_LAST_TRIES)):
+            if self._save_and_wait(self.at.step):
+                return True
+            time.sleep(_PAUSE_S if left else 0.0)
+        return False
+
+    def _what_is_missing(self) -> str:
+        """In rank 0's words: where it writes alone, the others know of no problem."""
+        newest = self._newest_saved
+        there_is = "there is no checkpoint" if newest is None else f"the newest is of step {newest}"
+        return (
+            f"step {self.at.step} could not be saved ({self._problem}); {there_is}; see that "
+            "checkpoints can be written, and start the same command again to go on from it"
+        )
 
     def close(self) -> None:
         """Stop listening, whatever happened."""
@@ -211,6 +231,8 @@ class Saver:
         signal = self._stop.received or "a signal on another rank"
         took_s = time.perf_counter() - began
         outcome = f"was saved in {took_s:.1f} s" if is_saved else "was not saved"
+        if not is_saved and self._newest_saved is not None:
+            outcome += f" (the newest that was is {self._newest_saved})"
         raise Preempted(
             f"stopped by {signal} after step {step}, which {outcome}; "
             "start the same command again to go on"
@@ -234,6 +256,7 @@ class Saver:
             return
         self._timetable.note(saved)
         if saved.problem:
+            self._problem = saved.problem
             self._recorder.instant("save_failed", step=saved.step, error=saved.problem)
             if self._world.is_main:
                 self._say(
@@ -241,6 +264,7 @@ class Saver:
                     "and it is tried again"
                 )
             return
+        self._newest_saved = saved.step
         self._recorder.instant(
             "saved", step=saved.step, blocked_s=saved.blocked_s, beside_s=saved.beside_s
         )

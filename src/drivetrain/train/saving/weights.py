@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.core.files import beside
+from drivetrain.core.files import beside, make_folder, sync_path
 from drivetrain.train.assemble import Assembly
 
 
@@ -17,10 +17,12 @@ def write_weights(assembly: Assembly, path: Path) -> None:
     weights = assembly.engine.spread.full_state()
     if not assembly.world.is_main:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with beside(path) as partial:
         torch.save(weights, partial)
+        sync_path(partial)
         partial.replace(path)
+    sync_path(path.parent)
 
 
 def weights_sha256(weights: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from drivetrain.record.session import RUN_DIR
 Manifest = dict[str, Any]
 
 # Exit codes of `drivetrain train` that the same pod started again would only repeat.
-_HOPELESS = (2, 3, 4, 6, 7)
+_HOPELESS = (2, 3, 4, 6, 7, 8)
 _RESUME = 75
 # Finished objects stay for a day, to be looked at.
 _KEEP_S = 86_400

@@ -34,6 +34,8 @@ class Kubernetes(Options):
     """A run as a Job, JobSet, TrainJob or RayJob."""
 
     name: ClassVar[str] = "kubernetes"
+    run_is_elsewhere: ClassVar[bool] = True
+    """On a volume, in a folder that has its name from the desk's."""
 
     def problems(self, job: Job) -> list[Problem]:
         """What is wrong with what was said."""
