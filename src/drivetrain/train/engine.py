@@ -25,7 +25,7 @@ from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.train.optimizer_groups import keep_kinds_apart
-from drivetrain.train.precision import make_autocast, make_scaler
+from drivetrain.train.precision import found_inf, make_autocast, make_scaler
 from drivetrain.train.schedule import LearningRate
 from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Loss, Total
@@ -140,6 +140,7 @@ class Engine:
             return
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
+            self.meter.note_scaler(found_inf(self.scaler, self.optimizer, self.world.device))
             self.scaler.update()
         else:
             self.optimizer.step()

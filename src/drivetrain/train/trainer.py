@@ -29,7 +29,8 @@ from drivetrain.train.saving.saver import Saver
 from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Task
 from drivetrain.train.watch.compiling import announcing
-from drivetrain.train.watch.non_finite import NonFiniteWatch
+from drivetrain.train.watch.logged_steps import LoggedSteps
+from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
 from drivetrain.train.watch.reporter import Reporter
 
 
@@ -95,7 +96,7 @@ class Trainer:
                 self._train(assembly, recorder, saver, train, val)
                 write_weights(assembly, directory.checkpoints / "weights.pt")
                 self.history.total_time = time.perf_counter() - began
-                recorder.instant("run_end", steps=len(self.history.steps))
+                recorder.instant("run_end", **self.history.summary())
         return self.history
 
     def _train(
@@ -113,6 +114,7 @@ class Trainer:
             evaluate_every=config.evaluation.every_steps,
             evaluate=self._evaluator(assembly, reporter, recorder, notify, saver, val),
             report=reporter.steps,
+            logged=LoggedSteps.of(config, self.history, reporter.say),
             saver=saver,
             at=saver.at,
         )
@@ -138,14 +140,9 @@ class Trainer:
             reporter.close()
 
     def _watched(self, assembly: Assembly, saver: Saver) -> Task:
-        """The task, with an eye on its loss where that costs nothing.
-
-        fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
-        have no whole loss.
-        """
-        is_cheap = assembly.world.accelerator.is_cpu and assembly.engine.scaler is None
+        """The task, with an eye on its loss where that costs nothing."""
         parallel = assembly.config.parallel
-        if not is_cheap or parallel.pp > 1 or parallel.tp > 1 or self.run_dir is None:
+        if not has_whole_loss_on_host(assembly) or self.run_dir is None:
             return self.task
         watch = NonFiniteWatch(
             rank=assembly.world.rank,
