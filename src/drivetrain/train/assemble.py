@@ -176,7 +176,7 @@ def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
 def make_evaluation_feed(val: Any, assembly: Assembly) -> EvaluationFeed:
     """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
     world, config = assembly.world, assembly.config
-    source = source_from(val, config.data, can_pin=not world.accelerator.is_cpu)
+    source = source_from(val, config.data, can_pin=not world.accelerator.is_cpu, name="val")
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
     return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
 

@@ -15,6 +15,7 @@ from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.intercept import Intercepted, is_intercepting
+from drivetrain.data.sources import refuse_one_pass
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase
@@ -167,6 +168,7 @@ class Trainer:
     ) -> Callable[[int], None] | None:
         if val is None:
             return None
+        refuse_one_pass(val, "val")
         engine, feed = assembly.engine, make_evaluation_feed(val, assembly)
 
         def evaluate_now(step: int) -> None:
