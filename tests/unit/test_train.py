@@ -457,6 +457,26 @@ def test_the_front_door_alone_trains_the_given_model(
     assert "evaluated 50 of 50" in capsys.readouterr().out
 
 
+def test_a_job_that_always_resumes_can_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fit(max_steps: int, directory: str | None = "kept") -> tuple[int, int]:
+        trainer = PyTorchDDPTrainer(
+            nn.Linear(4, 2), num_gpus=1, batch_size=8, resume_from_checkpoint=True
+        )
+        history = trainer.fit(data(), checkpoint_dir=directory, max_steps=max_steps)
+        return history.resumed_step, len(history.steps)
+
+    assert fit(2) == (0, 2)
+    assert "nothing is saved in kept yet: beginning at step 0" in capfd.readouterr().out
+    assert fit(5) == (2, 3)
+    assert "resumed: after step 2" in capfd.readouterr().out
+    with pytest.raises(ConfigError, match="resume_from_checkpoint = True: .*checkpoint_dir"):
+        fit(5, None)
+
+
 def test_an_output_folder_that_cannot_be_made_is_explained(
     config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -29,13 +29,20 @@ class Origin:
         self._run = run
         self._state = run.whole()
         self._is_another_run = False
+        self.note = ""
+        """What should be said about where the run begins."""
 
     def load(self, world: World) -> None:
         """Go on from the newest good checkpoint, if there is one."""
         self._refuse_anothers(world)
         self.manifest = self._checkpointer.load_newest(self._state)
-        if self.manifest is None and self._rule.resume_from is not None:
-            self.manifest = self._load_from(self._rule.resume_from)
+        resume_from = self._rule.resume_from
+        if self.manifest is not None or resume_from is None:
+            return
+        if resume_from == self._rule.directory:  # its own: a job that is started again and again
+            self.note = f"nothing is saved in {resume_from} yet: beginning at step 0"
+        else:
+            self.manifest = self._load_from(resume_from)
             self._is_another_run = True
 
     def claim(self) -> int:

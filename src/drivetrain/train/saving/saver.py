@@ -59,6 +59,7 @@ class Saver:
         self._say: Say = _silent
         self._checkpointer: Checkpointer | None = None
         self._origin: Manifest | None = None
+        self._note_on_origin = ""
         self._pulse: Pulse | None = None
         self._timetable = Timetable(self._rule.every_steps, assembly.world)
         self._last_saved = -1
@@ -74,7 +75,7 @@ class Saver:
         self._checkpointer = checkpointer
         origin = Origin(checkpointer, self._rule, directory, self._run)
         origin.load(self._world)
-        self._origin = origin.manifest
+        self._origin, self._note_on_origin = origin.manifest, origin.note
         for result in self._history.evaluations:
             self.score(result)
         if isinstance(self._world, LiveWorld):
@@ -103,6 +104,8 @@ class Saver:
         self._timetable.begin(step)
         if self._origin is not None:
             say(f"resumed: after step {step}, from {self._origin.folder}")
+        elif self._note_on_origin:
+            say(self._note_on_origin)
 
     def after_step(self, step: int, log: Callable[[], None]) -> None:
         """Between two steps: save if it is time, stop if somebody asks for it.
