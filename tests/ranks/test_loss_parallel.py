@@ -66,7 +66,8 @@ def with_z_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 def chosen_tokens(model: nn.Module, batch: Batch) -> torch.Tensor:
     """As policy gradients have it."""
     ids, _ = batch
-    return -model(ids).log_softmax(-1).gather(-1, ids[..., None]).mean()
+    chosen: torch.Tensor = model(ids).log_softmax(-1).gather(-1, ids[..., None])
+    return -chosen.mean()
 
 
 LOSSES: tuple[Callable[[nn.Module, Any], Any], ...] = (

@@ -33,11 +33,13 @@ def stopped(end: End, asked_by: str) -> str:
     return f"stopped by {asked_by}; all ranks were ended"
 
 
-def with_verdict(text: str, finding: Finding | None) -> str:
+def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = True) -> str:
     """What happened, and below it what a diagnosis makes of it; a traceback speaks for itself."""
     if finding is None or finding.kind is diagnosis.CRASH:
         return text
-    return f"{text}\n  {finding.what}\n  → {finding.remedy}"
+    grounds = () if is_written_down else finding.evidence
+    shown = "".join(f"\n    · {ground}" for ground in grounds)
+    return f"{text}\n  {finding.what}\n  → {finding.remedy}{shown}"
 
 
 def paragraph(account: Account) -> str:
@@ -47,7 +49,8 @@ def paragraph(account: Account) -> str:
     where = f"after step {end.step}" if end.step else "before its first step"
     match end.kind:
         case Kind.STALLED:
-            what = f"{host}: {account.detail}; the ranks' stacks were written down"
+            kept = "; the ranks' stacks were written down" if end.trains else ""
+            what = f"{host}: {account.detail}{kept}"
         case Kind.PREEMPTED:
             what = f"the ranks were asked to stop and saved {where}"
         case Kind.RESIZED:
