@@ -42,6 +42,7 @@ from drivetrain.record.session import earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
+from drivetrain.train.refusals import check_model, check_optimizer
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
 from drivetrain.train.task import Task
 
@@ -99,6 +100,7 @@ def assemble(
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
+    check_optimizer(optimizer)
     if spread.own_step is not None:
         spread.own_step.take_over(optimizer)
     schedule = Schedule.of(config.optimization, total_steps)
@@ -210,6 +212,7 @@ def _make_model(
     model = task.model()  # where the user made it; the strategy moves it, or its shards
     if isinstance(task.model, Prebuilt):
         world.share_weights(model)
+    check_model(model, world.identity.world_size)
     profile = Profile.of(model, accumulation)
     problems = strategy.problems(profile, world.layout, world.cluster)
     if problems:

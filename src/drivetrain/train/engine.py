@@ -25,6 +25,7 @@ from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.train.optimizer_groups import keep_kinds_apart
 from drivetrain.train.precision import found_inf, make_autocast, make_scaler
+from drivetrain.train.refusals import check_loss
 from drivetrain.train.schedule import LearningRate
 from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Loss, Total
@@ -104,6 +105,7 @@ class Engine:
 
     def weighted(self, loss: Loss, micro: MicroBatch) -> torch.Tensor:
         """What backward starts from: the micro-batch's share of the global batch's loss."""
+        check_loss(loss)
         weight = self.spread.loss_multiplier / micro.batch_samples
         if isinstance(loss, Total):
             return loss.sum * (weight if micro.num_samples else 0.0)

@@ -40,6 +40,7 @@ from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
+from drivetrain.train.refusals import check_loss
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Loss, MetricsFunction, Task, Total
 from drivetrain.train.watch.compiling import announcing
@@ -210,6 +211,7 @@ class KeptLoop:
         """Add the micro-batch's gradients; a mean over its samples, or a Total."""
         if self._micro is None:
             raise RuntimeError("backward() belongs inside `for batch in step`, once per batch")
+        check_loss(loss)
         if self._looks_at_losses:
             self._check(loss)
         with torch.autocast(self._engine.world.device.type, enabled=False):

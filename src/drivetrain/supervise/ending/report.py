@@ -14,9 +14,8 @@ from drivetrain.supervise.policy import End, Kind
 def lost_replica(end: End, failure: RankFailure, host: str) -> str:
     """What is said when a live run goes on without one of its replicas."""
     when = time.strftime("%H:%M:%S")
-    where = f"after step {end.step}" if end.step else "before its first step"
     return (
-        f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {where}; "
+        f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {end.where}; "
         "the others go on, and it is started again"
     )
 
@@ -46,7 +45,7 @@ def paragraph(account: Account) -> str:
     """One paragraph."""
     end, failures, host = account.end, account.failures, account.host
     when = time.strftime("%H:%M:%S")
-    where = f"after step {end.step}" if end.step else "before its first step"
+    where = end.where
     match end.kind:
         case Kind.STALLED:
             kept = "; the ranks' stacks were written down" if end.trains else ""
@@ -62,8 +61,7 @@ def paragraph(account: Account) -> str:
         case _ if failures and account.restarts:
             cause = root_cause(failures)
             what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
-            last = cause.error.strip().rpartition("\n")[2]
-            what += f": {last}" if last else ""
+            what += f": {cause.said}" if cause.said else ""
         case _ if failures:
             what = verdict(failures, host)
         case _:

@@ -99,6 +99,7 @@ class Saver:
             self._assembly.engine.before_change = self._before_change
         self._stop.listen()
         step = self.at.step
+        self.page.note(Phase.STARTING, step)  # a failure in the first step comes after this one
         self._last_saved = step if self._origin is not None else -1
         self._pulse = Pulse(self._world, step, self._timer.take_mean_s)
         self._timetable.begin(step)

@@ -28,6 +28,7 @@ from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.core.files import write_whole
 from drivetrain.parallel.parts import own_part
 from drivetrain.train.assemble import Assembly
+from drivetrain.train.refusals import check_loss
 from drivetrain.train.task import Loss, Task, Total
 
 _FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
@@ -70,6 +71,7 @@ class NonFiniteWatch:
 
         def loss(model: nn.Module, batch: Any) -> Loss:
             found = task.loss(model, batch)
+            check_loss(found)
             value = (found.sum if isinstance(found, Total) else found).item()
             if not math.isfinite(value):
                 raise self._stop(task, batch, value)
