@@ -1,7 +1,31 @@
 from __future__ import annotations
 
-from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
+import pytest
 
+from drivetrain.core.tracebacks import exception_line
+from drivetrain.supervise.ending.account import Account
+from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
+from drivetrain.supervise.ending.report import paragraph
+from drivetrain.supervise.policy import End, Kind
+
+MANY_LINES = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 31, in loss
+    check(batch)
+    ^^^^^^^^^^^^
+ValueError: shapes do not fit:
+  (3, 4)
+and (4, 5)
+"""
+IN_A_WORKER = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 9, in <module>
+    next(it)
+KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/home/ada/data.py", line 3, in __getitem__
+    return self.rows[index]
+KeyError: 'missing'
+
+"""
 PEER_GONE = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
 OWN = "Traceback …\nValueError: no such token"
 
@@ -39,3 +63,38 @@ def test_the_traceback_is_what_the_user_reads_last() -> None:
 def test_a_sigkill_is_explained() -> None:
     assert "out of memory" in verdict([RankFailure(1, 11, -9)], "node-a")
     assert RankFailure(1, 11, -9).process_exit_code == 137
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (MANY_LINES, "ValueError: shapes do not fit:"),
+        (IN_A_WORKER, "KeyError: 'missing'"),
+        (OWN, "ValueError: no such token"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_what_happened(text: str, line: str) -> None:
+    assert exception_line(text) == line
+
+
+def test_a_failure_is_summed_up_by_its_exception() -> None:
+    account = Account(End(Kind.FAILED, 7), [RankFailure(0, 10, 1, MANY_LINES)], "h", "", "", True)
+    assert "after step 7: ValueError: shapes do not fit:; starting again" in paragraph(account)
+
+
+def test_a_failure_after_a_resume_says_so() -> None:
+    failures = [RankFailure(0, 10, 1, OWN)]
+    resumed = Account(End(Kind.START_UP, 40), failures, "h", "", "", True)
+    assert "exit code 1 after resuming from step 40: ValueError" in paragraph(resumed)
+    first = Account(End(Kind.START_UP, 0), failures, "h", "", "", True)
+    assert "exit code 1 before its first step: ValueError" in paragraph(first)
+
+
+def test_a_mistake_has_a_place_and_what_may_pass_has_none() -> None:
+    assert RankFailure(0, 10, 1, MANY_LINES).fault == "ValueError at train.py:31 in loss"
+    assert RankFailure(0, 10, -9).fault == ""
+    lost = MANY_LINES.replace("ValueError", "ConnectionResetError")
+    assert RankFailure(0, 10, 1, lost).fault == ""
+    device = MANY_LINES.replace("ValueError", "torch.AcceleratorError")
+    assert RankFailure(0, 10, 1, device).fault == ""

@@ -15,12 +15,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.feed import MapFeed, Turn
 from drivetrain.parallel.communication.install import Installed
 from drivetrain.parallel.ddp import Replicated
+from drivetrain.parallel.parts import whole
 from drivetrain.testing.parity.trace import Stage, around
 from drivetrain.train.engine import Engine
 from drivetrain.train.hooks import Hook
@@ -352,6 +354,27 @@ class CopiesNotAveraged(Mutant):
             if isinstance(module, FSDPModule):
                 for group in module._get_fsdp_state()._fsdp_param_groups:
                     object.__setattr__(group.mesh_info, "replicate_process_group", alone)
+
+
+class LossInsideLossParallel(Mutant):
+    """The whole loss runs inside torch's loss_parallel(), its log_softmax without a backward."""
+
+    expected = Expected(Stage.BACKWARD, LAST_USED)
+    layout = "tp+loss:2"
+
+    def plant(self, trainer: Trainer, engine: Engine) -> None:
+        def around_all(original: Callable[..., Any]) -> Callable[..., Any]:
+            def micro_batch(*args: Any, **kwargs: Any) -> Any:
+                original(*args, **kwargs)  # seeds the random streams
+                return loss_parallel()
+
+            return micro_batch
+
+        def of_a_whole(original: Callable[..., None]) -> Callable[..., None]:
+            return lambda loss, micro: original(replace(loss, sum=whole(loss.sum)), micro)
+
+        around(engine, "micro_batch", around_all)
+        around(engine, "note_loss", of_a_whole)
 
 
 def after_backward(engine: Engine, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

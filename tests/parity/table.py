@@ -13,7 +13,7 @@ from drivetrain.testing.parity.compare import Divergence, Parting
 from tests.parity.mutants import MUTANTS, Expected
 from tests.parity.running import HEALTHY, Seen, see_layout, see_reference, verdict
 
-HEALTHY_LAYOUTS = ("ddp:2", "ddp:3", "ddp:4", "fsdp:2", "fsdp:4", "hsdp:2x2")
+HEALTHY_LAYOUTS = ("ddp:2", "ddp:3", "ddp:4", "fsdp:2", "fsdp:4", "hsdp:2x2", "tp+loss:2")
 
 
 @dataclass(frozen=True)

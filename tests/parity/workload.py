@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain.config.load import load_config
-from drivetrain.train.task import Task
+from drivetrain.train.task import Task, Total
 from drivetrain.train.trainer import Trainer
-from tests.gpt_task import VOCABULARY, Block, Sentences, collate, token_loss
+from tests.gpt_task import GPT, PAD, VOCABULARY, Block, Sentences, collate
 
 WIDTH = 32
 SETTINGS: dict[str, Any] = {
@@ -36,6 +37,8 @@ SETTINGS: dict[str, Any] = {
 class Model(nn.Module):
     """Two blocks, and a batch norm before the head."""
 
+    tp_plan = GPT.tp_plan
+
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
@@ -52,7 +55,18 @@ class Model(nn.Module):
 
 
 def make_task() -> Task:
-    return Task(model=Model, loss=token_loss)
+    return Task(model=Model, loss=loss)
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Total:
+    """Cross-entropy and, as in distillation, a log_softmax that no cross-entropy consumes."""
+    ids, targets = batch
+    logits = model(ids)
+    total = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"
+    )
+    spread = -F.log_softmax(logits, dim=-1).sum() / VOCABULARY
+    return Total(total + 0.1 * spread, (targets != PAD).sum())
 
 
 def make_data() -> DataLoader[Any]:

@@ -27,6 +27,7 @@ from drivetrain.train.live.training import go_live
 from drivetrain.train.loop import Loop
 from drivetrain.train.saving.run_state import Position
 from drivetrain.train.saving.weights import weights_sha256
+from drivetrain.train.watch.logged_steps import LoggedSteps
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.training import NUM_SAMPLES, settings
 
@@ -106,6 +107,7 @@ def main(folder: Path, name: str, steps: int, pause_s: float, holds: set[int]) -
                 evaluate_every=None,
                 evaluate=None,
                 report=history.steps.extend,
+                logged=LoggedSteps(history, say=print, most_skipped=None),
                 saver=NoSaver(),  # type: ignore[arg-type]
                 at=Position(),
             )

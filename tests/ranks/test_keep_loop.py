@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import drivetrain
+from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.record.reading import open_run
 from drivetrain.testing import run_ranks
+from drivetrain.train.keep_loop import KeptLoop
 from tests.gpt_task import GPT, Sentences, collate, gpt_metrics, token_loss
 from tests.ranks.training import (
     assert_same_training,
@@ -98,3 +100,73 @@ def test_a_loop_that_is_left_early_has_its_last_step_written_down(tmp_path: Path
             break
     assert loop.history.run_dir is not None
     assert list(open_run(loop.history.run_dir).steps(0)["step"]) == [1, 2, 3]
+
+
+def kept(tmp_path: Path, **changes: Any) -> KeptLoop:
+    config = settings(str(tmp_path), max_steps=4, optimization={"max_grad_norm": 1.0}, **changes)
+    return drivetrain.prepare(GPT, None, sentences(), config)
+
+
+def train(loop: KeptLoop, val: Any = None, stop_after: int = 99) -> None:
+    for number, step in enumerate(loop.steps(), 1):
+        for batch in step:
+            loop.backward(token_loss(loop.model, batch))
+        loop.step()
+        if val is not None:
+            loop.evaluate(val, gpt_metrics)
+        if number == stop_after:
+            break
+
+
+def happened(loop: KeptLoop) -> list[str]:
+    assert loop.history.run_dir is not None
+    return [e.name for e in open_run(loop.history.run_dir).events(0) if e.kind == "instant"]
+
+
+def test_how_it_ended_is_written_down(tmp_path: Path) -> None:
+    loop = kept(tmp_path)
+    train(loop)
+    assert happened(loop)[0] == "attempt"
+    assert happened(loop)[-1] == "run_end"
+    loop = kept(tmp_path)
+    train(loop, stop_after=2)
+    assert happened(loop)[-1] == "run_end"
+    loop = kept(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        for step in loop.steps():
+            next(step)
+            raise ZeroDivisionError
+    assert happened(loop)[-1] == "run_failed"
+
+
+def test_evaluations_are_recorded_before_during_and_after_the_loop(tmp_path: Path) -> None:
+    val: Any = torch.utils.data.DataLoader(Sentences(17), collate_fn=collate)
+    loop = kept(tmp_path)
+    loop.evaluate(val, gpt_metrics)
+    train(loop, val)
+    loop.evaluate(val, gpt_metrics)
+    assert loop.history.run_dir is not None
+    run = open_run(loop.history.run_dir)
+    events = [e for e in run.events(0) if e.kind == "scalars" and "val/loss" in e.values]
+    assert [e.step for e in events] == [0, 1, 2, 3, 4, 4]
+    assert happened(loop)[-1] == "run_end"
+
+
+def test_a_loss_that_is_no_number_never_reaches_the_weights(tmp_path: Path) -> None:
+    loop = kept(tmp_path)
+    with pytest.raises(NonFiniteLoss, match="nan at step 2 on rank 0"):
+        for number, step in enumerate(loop.steps(), 1):
+            for batch in step:
+                loss = token_loss(loop.model, batch)
+                factor = float("nan") if number == 2 else 1.0
+                loop.backward(drivetrain.Total(loss.sum * factor, loss.count))
+            loop.step()
+    assert all(p.isfinite().all() for p in loop.model.parameters())
+
+
+def test_live_replicas_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(drivetrain.ConfigError, match=r"fault_tolerance = live: .*use Trainer"):
+        kept(tmp_path, fault_tolerance="live")
+    monkeypatch.setenv("DRIVETRAIN_LIVE", "1")
+    with pytest.raises(drivetrain.ConfigError, match=r"fault_tolerance = live: .*use Trainer"):
+        kept(tmp_path)

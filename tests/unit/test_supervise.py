@@ -279,3 +279,20 @@ def test_a_rank_times_its_own_steps_and_forgets_a_slow_one(
         slowest_s = note_after(0.1, Phase.STEPPING, step)
     assert slowest_s == pytest.approx(0.1)
     rank.close()
+
+
+def test_the_same_mistake_at_the_same_step_is_not_tried_a_third_time() -> None:
+    fault = "ValueError at train.py:31 in loss"
+    mistake = End(Kind.FAILED, 7, fault=fault)
+    assert decide(mistake, [], Budgets()).restart
+    again = decide(mistake, [mistake], Budgets())
+    assert not again.restart
+    assert again.why == f"the same error came twice after step 7 ({fault}): it would come again"
+    assert not decide(mistake, [mistake, End(Kind.PREEMPTED, 7)], Budgets()).restart
+    elsewhere = End(Kind.FAILED, 7, fault="ValueError at train.py:40 in loss")
+    assert decide(mistake, [elsewhere], Budgets()).restart
+    assert decide(mistake, [End(Kind.FAILED, 6, fault=fault)], Budgets()).restart
+    # what may pass (a connection, a device) has no fault, and keeps its three tries
+    unknown = End(Kind.FAILED, 7)
+    assert decide(unknown, [unknown], Budgets()).restart
+    assert decide(mistake, [mistake], Budgets(restarts_anything=True)).restart

@@ -279,6 +279,38 @@ def test_an_empty_or_strange_dataset_is_refused(config: dict[str, Any]) -> None:
         Trainer(task(), config).fit(3)
 
 
+def test_validation_data_that_can_be_read_once_only_is_refused(config: dict[str, Any]) -> None:
+    samples = data(5)
+    with pytest.raises(ConfigError, match=r"val = generator: can be read once only"):
+        Trainer(task(), config).fit(data(), (samples[i] for i in range(5)))
+    with pytest.raises(ConfigError, match="val: has no samples"):
+        Trainer(task(), config).fit(data(), data(0))
+
+
+class OnePass(IterableDataset[tuple[torch.Tensor, ...]]):
+    """Forgets to begin anew."""
+
+    def __init__(self) -> None:
+        self.rest = iter([data(5)[i] for i in range(5)])
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return self.rest
+
+
+def test_an_evaluation_of_no_samples_ends_the_run(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"val: has no samples at step 14"):
+        Trainer(task(), config).fit(data(), OnePass())
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
+    val = (data(5)[i] for i in range(5))
+
+    def metrics(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        return {"loss": mean_loss(model, batch)}
+
+    assert loop.evaluate(val, metrics).num_samples == 5
+    with pytest.raises(ConfigError, match=r"val: has no samples at step 0"):
+        loop.evaluate(val, metrics)
+
+
 def test_torch_compile_is_a_switch(config: dict[str, Any]) -> None:
     plain = Trainer(task(), config).fit(data())
     compiled = Trainer(task(), {**config, "compile": {"enabled": True, "backend": "eager"}})
@@ -305,6 +337,45 @@ def test_each_group_keeps_its_own_peak() -> None:
     rate = LearningRate(optimizer, Schedule("linear", 0, 4, 0.0), scale=2.0)
     rate.set(2)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1.0, 0.1])
+
+
+def test_a_torch_scheduler_on_the_optimizer_is_refused(config: dict[str, Any]) -> None:
+    """Nobody would step it: its first factor would be the rate of the whole run."""
+    refusal = r"optimizer = SGD: a torch LR scheduler .*optimization\.lr_scheduler_type"
+
+    def scheduled(parameters: Any, optimization: Optimization) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1)
+        return optimizer
+
+    with pytest.raises(ConfigError, match=refusal):
+        Trainer(replace(task(), optimizer=scheduled), config).fit(data())
+    model = nn.Linear(4, 2)
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(given, 1)
+    with pytest.raises(ConfigError, match=refusal):
+        prepare(model, given, data(), config)
+
+
+def test_a_torch_scheduler_made_after_prepare_is_refused_at_the_first_step(
+    config: dict[str, Any],
+) -> None:
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
+    torch.optim.lr_scheduler.LinearLR(loop.optimizer, start_factor=0.1)
+    with pytest.raises(ConfigError, match="a torch LR scheduler"):
+        for step in loop.steps():
+            for batch in step:
+                loop.backward(mean_loss(loop.model, batch))
+            loop.step()
+
+
+def test_rates_that_a_scheduler_has_left_behind_are_refused() -> None:
+    earlier = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    torch.optim.lr_scheduler.LinearLR(earlier, start_factor=0.1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer.load_state_dict(earlier.state_dict())
+    with pytest.raises(ConfigError, match="lr = 0.01 .*initial_lr = 0.1"):
+        LearningRate(optimizer, Schedule("constant", 0, None, 0.0))
 
 
 def test_learning_rate_follows_the_batch_size() -> None:
@@ -384,6 +455,26 @@ def test_the_front_door_alone_trains_the_given_model(
     assert trainer.best_accuracy == history.best_accuracy
     assert not torch.equal(before, model.weight)
     assert "evaluated 50 of 50" in capsys.readouterr().out
+
+
+def test_a_job_that_always_resumes_can_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fit(max_steps: int, directory: str | None = "kept") -> tuple[int, int]:
+        trainer = PyTorchDDPTrainer(
+            nn.Linear(4, 2), num_gpus=1, batch_size=8, resume_from_checkpoint=True
+        )
+        history = trainer.fit(data(), checkpoint_dir=directory, max_steps=max_steps)
+        return history.resumed_step, len(history.steps)
+
+    assert fit(2) == (0, 2)
+    assert "nothing is saved in kept yet: beginning at step 0" in capfd.readouterr().out
+    assert fit(5) == (2, 3)
+    assert "resumed: after step 2" in capfd.readouterr().out
+    with pytest.raises(ConfigError, match="resume_from_checkpoint = True: .*checkpoint_dir"):
+        fit(5, None)
 
 
 def test_an_output_folder_that_cannot_be_made_is_explained(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class Source:
         return options
 
 
-def source_from(data: Any, config: Data, *, can_pin: bool) -> Source:
+def source_from(data: Any, config: Data, *, can_pin: bool, name: str = "data") -> Source:
     """Read the user's object. A DataLoader brings its own collate, workers and shuffling."""
     pin_memory = can_pin if config.pin_memory == "auto" else config.pin_memory
     if is_ray_dataset(data):
@@ -68,7 +68,7 @@ def source_from(data: Any, config: Data, *, can_pin: bool) -> Source:
         dataset = data.dataset
         return Source(
             dataset=dataset,
-            length=_length(dataset),
+            length=_length(dataset, name),
             shuffle=_shuffles(data),
             collate=data.collate_fn or default_collate,
             num_workers=max(config.num_workers, data.num_workers),
@@ -81,7 +81,7 @@ def source_from(data: Any, config: Data, *, can_pin: bool) -> Source:
         raise ConfigError(
             [
                 Problem(
-                    "data",
+                    name,
                     "neither a dataset nor something to iterate over",
                     "pass a Dataset, a DataLoader or an iterable",
                     type(data).__name__,
@@ -90,7 +90,7 @@ def source_from(data: Any, config: Data, *, can_pin: bool) -> Source:
         )
     return Source(
         dataset=data,
-        length=_length(data),
+        length=_length(data, name),
         shuffle=config.shuffle,
         num_workers=config.num_workers,
         prefetch_factor=config.prefetch_factor,
@@ -112,13 +112,21 @@ def _is_in_memory(dataset: Any) -> bool:
     return type(dataset) in (TensorDataset, list)
 
 
-def _length(dataset: Any) -> int | None:
+def refuse_one_pass(data: Any, name: str) -> None:
+    """A generator is empty from its second reading on. An IterableDataset may begin anew."""
+    if isinstance(data, Iterator) and not isinstance(data, IterableDataset):
+        rule = "can be read once only, and every evaluation reads it from the beginning"
+        remedy = "pass a dataset, a DataLoader, or an object whose __iter__ begins anew"
+        raise ConfigError([Problem(name, rule, remedy, type(data).__name__)])
+
+
+def _length(dataset: Any, name: str) -> int | None:
     if is_stream(dataset):
         return None
     length = len(dataset)
     if length == 0:
         raise ConfigError(
-            [Problem("data", "has no samples", "pass a dataset with at least one", has_value=False)]
+            [Problem(name, "has no samples", "pass a dataset with at least one", has_value=False)]
         )
     return length
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain.core.tracebacks import exception_line
 from drivetrain.core.units import readable_bytes
 from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import first_difference
@@ -20,7 +21,9 @@ _MEMORY = re.compile(
     r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|"
     r"bad_alloc|std::bad_alloc",
 )
-_FAILED = ("failed", "failed before its first step", "another node's failure")
+_WHILE_STARTING = ("failed while starting", "failed before its first step")
+"""The second is what earlier releases wrote."""
+_FAILED = ("failed", *_WHILE_STARTING, "another node's failure")
 _AGAIN = 3
 
 
@@ -60,7 +63,7 @@ def _crash(
     evidence: Evidence, cause: Mapping[str, Any], failures: Sequence[Mapping[str, Any]]
 ) -> Finding:
     error = str(cause.get("error", ""))
-    said = error.strip().rpartition("\n")[2]
+    said = exception_line(error)
     line = traceback_line(error)
     where = f" at {line}" if line else ""
     what = f"{evidence.who(cause['rank'])} failed first, {_when(evidence)}{where}: "
@@ -80,7 +83,7 @@ def _crash(
 
 
 def _is_memory(evidence: Evidence, cause: Mapping[str, Any]) -> bool:
-    if _MEMORY.search(str(cause.get("error", "")).strip().rpartition("\n")[2]):
+    if _MEMORY.search(exception_line(str(cause.get("error", "")))):
         return True
     was_killed = int(cause["exit_code"]) in (-signal.SIGKILL, 128 + signal.SIGKILL)
     memory = _memory_of(evidence, cause)
@@ -123,7 +126,7 @@ def _out_of_memory(
         _memory_remedy(rank, everyone),
         (
             *(f"rank {r} held {readable_bytes(n)}" for r, n in most),
-            *([error.strip().rpartition("\n")[2][:300]] if error else []),
+            *([exception_line(error)[:300]] if error else []),
             *_followed(failures),
         ),
         (rank,),
@@ -179,7 +182,10 @@ def _followed(failures: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _when(evidence: Evidence) -> str:
-    return f"after step {evidence.step}" if evidence.step else "before its first step"
+    if not evidence.step:
+        return "before its first step"
+    has_resumed = evidence.kind in _WHILE_STARTING
+    return f"after {'resuming from ' if has_resumed else ''}step {evidence.step}"
 
 
 def _how(exit_code: int) -> str:

@@ -10,6 +10,7 @@ attempts/<n>/
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,14 @@ def _calls(document: Mapping[str, Any]) -> Calls | None:
     try:
         return parse_calls(document)
     except (KeyError, TypeError, IndexError):  # of a rank that had none to tell, or damaged
+        return None
+
+
+def calls_of(text: str) -> Calls | None:
+    """From what a rank has told as JSON."""
+    try:
+        return _calls(json.loads(text))
+    except ValueError:
         return None
 
 

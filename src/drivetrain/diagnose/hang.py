@@ -85,11 +85,33 @@ def _by_stacks(evidence: Evidence) -> Finding:
         for rank, stacks in evidence.stacks.items()
         if stacks is not None and stacks.main is not None and not stacks.main.is_in_collective
     ]
-    ranks = tuple(own or evidence.stacks)
+    if evidence.stacks and not own:
+        return _all_wait(evidence)
+    ranks = tuple(own)
     if not ranks:
         what = f"{evidence.host}: {evidence.end.get('detail', 'no progress')}"
         return _finding(evidence, what, (), "", ())
     return _stuck(evidence, ranks, f"{evidence.who(ranks[0])} made no progress")
+
+
+def _all_wait(evidence: Evidence) -> Finding:
+    """Nobody is anywhere but in a call of torch.distributed, and the calls do not fit together."""
+    places: dict[str, list[int]] = {}
+    for rank, stacks in evidence.stacks.items():
+        call = stacks.main.call_of_torch_distributed if stacks and stacks.main else ""
+        places.setdefault(f"{call or 'a collective'} at {evidence.line(rank)}", []).append(rank)
+    where = ", ".join(f"{listed(ranks)} in {place}" for place, ranks in places.items())
+    ranks = tuple(evidence.stacks)
+    grounds = [text for those in places.values() for text in _innermost(evidence, those[0])]
+    return _finding(
+        evidence,
+        f"every rank waits for another: {where}",
+        ranks,
+        evidence.line(ranks[0]),
+        grounds,
+        "let every send meet a recv that is called at the same time (one side receives first, or "
+        "batch_isend_irecv), and every rank of a group call the same collectives in one order",
+    )
 
 
 def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:

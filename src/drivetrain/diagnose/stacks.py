@@ -62,6 +62,12 @@ class Thread:
         return self.is_in("torch/distributed/") or self.is_in("torch/autograd/graph.py")
 
     @property
+    def call_of_torch_distributed(self) -> str:
+        """The function of torch.distributed that the script has called; empty when in none."""
+        calls = [frame.function for frame in self.frames if "torch/distributed/" in frame.file]
+        return next((name for name in reversed(calls) if name != "wrapper"), "")
+
+    @property
     def user_frame(self) -> Frame | None:
         """The innermost call in the user's own code."""
         return innermost_users(self.frames)

@@ -28,12 +28,13 @@ from drivetrain.rehearse.lines import Line, here
 from drivetrain.rehearse.stand_ins import StandIns
 from drivetrain.rehearse.world import RehearsedWorld
 from drivetrain.train.assemble import Assembly, assemble
-from drivetrain.train.history import StepMetrics
+from drivetrain.train.history import History, StepMetrics
 from drivetrain.train.hooks import HookCaller
 from drivetrain.train.loop import Loop
 from drivetrain.train.saving.run_state import Position
 from drivetrain.train.task import Loss, Task
 from drivetrain.train.trainer import Trainer, kind_of_loop
+from drivetrain.train.watch.logged_steps import LoggedSteps
 from drivetrain.train.watch.meter import Meter
 
 NUM_STEPS = 2
@@ -149,6 +150,7 @@ def _loop(task: Task, assembly: Assembly, tensors: StandIns, notify: _Watch) -> 
         evaluate_every=None,
         evaluate=None,
         report=_ignore,
+        logged=LoggedSteps.of(config, History(), _say_nothing),
         saver=_SavesNothing(),  # type: ignore[arg-type]  # nor is saving
         at=Position(),
     )
@@ -156,6 +158,10 @@ def _loop(task: Task, assembly: Assembly, tensors: StandIns, notify: _Watch) -> 
 
 def _ignore(metrics: list[StepMetrics]) -> None:
     """There is nothing in them."""
+
+
+def _say_nothing(text: str) -> None:
+    """Nothing is logged in a rehearsal."""
 
 
 class _Nothing:

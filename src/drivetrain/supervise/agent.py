@@ -72,6 +72,8 @@ class Supervisor(SimpleElasticAgent):
         self._starter = Starter(settings, self._node, logs, head_start)
         self._attempt = Attempt(0, self._node, self._worker_group, self._session)
         self._watch = StallWatch(settings.patience)
+        self._ask_after_s = 0.0
+        """Of idleness: ranks of a script that reports no steps are asked then."""
 
     # ── torchelastic's interface ─────────────────────────────────────────────────────────────
 
@@ -146,6 +148,8 @@ class Supervisor(SimpleElasticAgent):
         if stall is not None:
             self._on_stall(stall)
             return
+        if self._settings.is_python and not self._attempt.trains and self._waits_in_vain(codes):
+            return
         if any(page is not None and page.phase is Phase.STEPPING for page in pages):
             spares = self._settings.spares
             self._node.keep_warm(self._num_ranks if spares is None else spares)
@@ -202,6 +206,21 @@ class Supervisor(SimpleElasticAgent):
         rank = self._attempt.global_rank(stall.local_rank)
         self._end(End(Kind.STALLED, self._attempt.step()), detail=f"rank {rank}: {stall}")
 
+    def _waits_in_vain(self, codes: Mapping[int, int]) -> bool:
+        """Of a script that reports no steps: whether its ranks only wait for each other."""
+        patience, idle_s = self._settings.patience, self._attempt.idle_s(codes)
+        if idle_s <= patience.stepping_s:
+            self._ask_after_s = 0.0
+            return False
+        if idle_s < self._ask_after_s:
+            return False
+        self._ask_after_s = idle_s + patience.stepping_s
+        if not self._attempt.waits_for_itself(idle_s, patience):
+            return False
+        detail = f"no rank has computed anything for {idle_s:.1f} s"
+        self._end(End(Kind.STALLED, 0, trains=False), detail=detail)
+        return True
+
     def _finish_together(self) -> None:
         """Wait until every node's ranks have finished, or go back to help those that failed."""
         self._node.kill()
@@ -224,7 +243,8 @@ class Supervisor(SimpleElasticAgent):
         if self._machine.asked_by:
             say(stopped(end, self._machine.asked_by))
         elif end.kind is not Kind.FINISHED:
-            say(with_verdict(paragraph(account), finding))
+            said = paragraph(account)
+            say(with_verdict(said, finding, is_written_down=end.trains))
         self._do(actions)
 
     def _do(self, actions: Sequence[Action]) -> None:

@@ -12,14 +12,17 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.record.session import TRAINS, Progress, read_progress
 from drivetrain.supervise.ending.account import Account
 from drivetrain.supervise.ending.classify import classify, last_step
 from drivetrain.supervise.ending.failure import RankFailure, root_cause
 from drivetrain.supervise.ending.testimony import Testimony
+from drivetrain.supervise.idle import IdleWatch, is_deadlock
 from drivetrain.supervise.policy import End
 from drivetrain.supervise.processes.node import Node
-from drivetrain.supervise.resources import ResourceWatch
+from drivetrain.supervise.resources import ResourceWatch, processor_s
+from drivetrain.supervise.stall import Patience
 
 _SAYING_WHY_S = 0.1
 _LEAVING_S = 2.0
@@ -35,6 +38,7 @@ class Attempt:
         self._node = node
         self._session = session
         self._resources = ResourceWatch()
+        self._idle = IdleWatch()
         self._host = socket.gethostname()
 
     @property
@@ -72,6 +76,18 @@ class Attempt:
         """Of the ranks that live: all but those that have ended with `codes`."""
         living = [(w.local_rank, w.pid) for w in self._node.workers if w.local_rank not in codes]
         self._resources.look(living, time.monotonic())
+
+    def idle_s(self, codes: Mapping[int, int]) -> float:
+        """For how long none of the ranks that live has computed anything."""
+        living = [w.pid for w in self._node.workers if w.local_rank not in codes]
+        used_s = {pid: seconds for pid in living if (seconds := processor_s(pid)) is not None}
+        return self._idle.observe(used_s, time.monotonic())
+
+    def waits_for_itself(self, idle_s: float, patience: Patience) -> bool:
+        """Whether ranks that have been idle for so long will stay so; they are asked."""
+        told = self.hear(asking=True)
+        stacks = {rank: parse_stacks(testimony.stacks) for rank, testimony in told.items()}
+        return is_deadlock(stacks, idle_s, patience, has_peers=self.has_peers)
 
     def failures(self, codes: Mapping[int, int]) -> list[RankFailure]:
         """Of the ranks that have ended with `codes`, those that did not end well."""

@@ -26,7 +26,7 @@ class Kind(Enum):
     FINISHED = "finished"
     FAILED = "failed"
     STALLED = "stalled"
-    START_UP = "failed before its first step"
+    START_UP = "failed while starting"
     PREEMPTED = "preempted"
     PEER = "another node's failure"
     RESIZED = "nodes joined or left"
@@ -39,12 +39,22 @@ class End:
 
     kind: Kind
     step: int
-    """Last finished step; 0 when there was none."""
+    """Last finished step, or that of the checkpoint it went on from; 0 when there was none."""
     exit_code: int = 1
     trains: bool = True
     """Whether the script trains with Drivetrain: then it can go on from a checkpoint."""
     by_signal: bool = False
     """Whether the first rank to fail was killed, and not by an error of its own."""
+    fault: str = ""
+    """A mistake in the code that failed, and its place; empty for what may pass."""
+
+    @property
+    def where(self) -> str:
+        """How far it had come, in words."""
+        if not self.step:
+            return "before its first step"
+        is_start = self.kind is Kind.START_UP
+        return f"after resuming from step {self.step}" if is_start else f"after step {self.step}"
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,9 @@ def decide(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
 def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
     if not budgets.restarts_anything and not _may_help(end, history):
         return Decision(False)
+    if _is_same_mistake(end, history) and not budgets.restarts_anything:
+        why = f"the same error came twice {end.where} ({end.fault}): it would come again"
+        return Decision(False, why)
     if not end.trains:
         return _within(end, history, budgets.failures, "failures")
     if end.kind is Kind.START_UP:
@@ -99,6 +112,18 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
             "which more restarts would not end",
         )
     return _within(end, history, budgets.failures, "failures")
+
+
+def _is_same_mistake(end: End, history: Sequence[End]) -> bool:
+    """Whether the failure before this one was the same error, in the same line, at the same step.
+
+    Samples and random numbers of a step are the same each time: so is what a mistake makes of them.
+    """
+    passing = (Kind.RESIZED, Kind.PEER, Kind.PREEMPTED)
+    before = next((other for other in reversed(history) if other.kind not in passing), None)
+    if before is None or not end.fault:
+        return False
+    return (before.fault, before.step) == (end.fault, end.step)
 
 
 def _may_help(end: End, history: Sequence[End]) -> bool:

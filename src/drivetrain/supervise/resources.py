@@ -79,6 +79,15 @@ class ResourceWatch:
         }
 
 
+def processor_s(pid: int) -> float | None:
+    """Seconds of processor that all threads of a process have used; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _share(first: tuple[float, float], last: tuple[float, float]) -> float | None:
     """Of the time between: ready to run, and not running."""
     elapsed_s = last[0] - first[0]

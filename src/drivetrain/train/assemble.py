@@ -43,6 +43,7 @@ from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.contract import model_terms, optimizer_terms
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
+from drivetrain.train.refusals import check_model, check_optimizer
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
 from drivetrain.train.task import Task
 
@@ -107,6 +108,7 @@ def assemble(
     made = model_terms(model)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
+    check_optimizer(optimizer)
     made |= optimizer_terms(optimizer, task.optimizer)
     if spread.own_step is not None:
         spread.own_step.take_over(optimizer)
@@ -185,7 +187,7 @@ def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
 def make_evaluation_feed(val: Any, assembly: Assembly) -> EvaluationFeed:
     """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
     world, config = assembly.world, assembly.config
-    source = source_from(val, config.data, can_pin=not world.accelerator.is_cpu)
+    source = source_from(val, config.data, can_pin=not world.accelerator.is_cpu, name="val")
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
     return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
 
@@ -219,6 +221,7 @@ def _make_model(
     model = task.model()  # where the user made it; the strategy moves it, or its shards
     if isinstance(task.model, Prebuilt):
         world.share_weights(model)
+    check_model(model, world.identity.world_size)
     profile = Profile.of(model, accumulation)
     problems = strategy.problems(profile, world.layout, world.cluster)
     if problems:

@@ -13,19 +13,19 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import loss_parallel
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.clock import clock_of
-from drivetrain.parallel.parts import whole
 from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.tensor.loss_parallel import LossOverParts
 from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.train.optimizer_groups import keep_kinds_apart
-from drivetrain.train.precision import make_autocast, make_scaler
+from drivetrain.train.precision import found_inf, make_autocast, make_scaler
+from drivetrain.train.refusals import check_loss
 from drivetrain.train.schedule import LearningRate
 from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Loss, Total
@@ -88,7 +88,7 @@ class Engine:
         seed = turn_seed(self._stream, micro.step, micro.index)
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
         traffic = self.spread.micro_batch(micro.index, is_last=is_last)
-        return loss_parallel() if self._is_loss_parallel else traffic  # there it is none
+        return LossOverParts() if self._is_loss_parallel else traffic  # there it is none
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""
@@ -109,6 +109,7 @@ class Engine:
 
     def weighted(self, loss: Loss, micro: MicroBatch) -> torch.Tensor:
         """What backward starts from: the micro-batch's share of the global batch's loss."""
+        check_loss(loss)
         weight = self.spread.loss_multiplier / micro.batch_samples
         if isinstance(loss, Total):
             return loss.sum * (weight if micro.num_samples else 0.0)
@@ -119,8 +120,6 @@ class Engine:
         """Keep a micro-batch's loss for the log."""
         if not micro.num_samples:
             return
-        if self._is_loss_parallel:
-            loss = _plain(loss)
         self.meter.add(loss, micro)
 
     def complete_gradients(self, step: int) -> None:
@@ -144,6 +143,7 @@ class Engine:
             return
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
+            self.meter.note_scaler(found_inf(self.scaler, self.optimizer, self.world.device))
             self.scaler.update()
         else:
             self.optimizer.step()
@@ -183,10 +183,3 @@ class Engine:
             local = self.spread.local(gradients)
             # fsdp's offloaded gradients are on the CPU, where the device's number must be read
             torch._foreach_mul_(local, scale.to(local[0].device))
-
-
-def _plain(loss: Loss) -> Loss:
-    """A cross-entropy over parts is a DTensor; what is logged is not."""
-    if isinstance(loss, Total):
-        return Total(whole(loss.sum), loss.count)
-    return whole(loss)

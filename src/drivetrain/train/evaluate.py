@@ -14,6 +14,7 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.parallel.local_sgd import agreed_weights
@@ -95,6 +96,10 @@ def evaluate(
     finally:
         module.train(was_training)
     whole = _over_all_ranks(part, world)
+    if not whole.num_samples:  # of a stream it is not known beforehand
+        remedy = "give it at least one each time it is read"
+        problem = Problem("val", f"has no samples at step {step}", remedy, has_value=False)
+        raise ConfigError([problem])
     metrics = {name: mean.value() for name, mean in sorted(whole.means.items())}
     return EvaluationResult(step, metrics, whole.num_samples)
 

@@ -20,6 +20,8 @@ class StepMetrics(NamedTuple):
     num_samples: int
     num_tokens: float | None
     """The count of the loss, where the task gives one."""
+    is_skipped: bool = False
+    """Whether fp16's scaler has left the weights as they were: the gradients were not finite."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class History:
     run_dir: Path | None = None
     resumed_step: int = 0
     """Where this attempt went on from; `steps` begins after it."""
+    skipped_steps: int = 0
+    """Of the whole run, earlier attempts included: those that fp16's scaler has skipped."""
+
+    def summary(self) -> dict[str, int]:
+        """What is written down when the run is over."""
+        return {"steps": len(self.steps), "skipped_steps": self.skipped_steps}
 
     @property
     def losses(self) -> list[float]:

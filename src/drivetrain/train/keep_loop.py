@@ -11,6 +11,7 @@ Batches, random streams, loss weights, learning rate and records are what Traine
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,10 +23,11 @@ from drivetrain.checkpoint.state import Stateful
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
+from drivetrain.record.recorder import Recorder
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import (
     Assembly,
@@ -38,9 +40,12 @@ from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
+from drivetrain.train.refusals import check_loss
 from drivetrain.train.saving.saver import Saver
-from drivetrain.train.task import Loss, MetricsFunction, Task
+from drivetrain.train.task import Loss, MetricsFunction, Task, Total
 from drivetrain.train.watch.compiling import announcing
+from drivetrain.train.watch.logged_steps import LoggedSteps
+from drivetrain.train.watch.non_finite import has_whole_loss_on_host
 from drivetrain.train.watch.reporter import Reporter
 
 
@@ -71,7 +76,12 @@ def prepare(
         problem = Problem("parallel.pp", rule, "use Trainer", resolved.config.parallel.pp)
         raise ConfigError([problem])
     with process_settings(resolved.config):
-        return KeptLoop(assemble(task, resolved, train), stateful or {})
+        assembly = assemble(task, resolved, train)
+    if assembly.config.fault_tolerance == "live":
+        rule = "a loop of one's own cannot do a step again when a replica is lost"
+        problem = Problem("fault_tolerance", rule, "use Trainer, or start without --live", "live")
+        raise ConfigError([problem])
+    return KeptLoop(assembly, stateful or {})
 
 
 def _not_asked(model: nn.Module, batch: Any) -> Loss:
@@ -89,6 +99,13 @@ class KeptLoop:
         self._turns_are_done = False
         self._micro: MicroBatch | None = None
         self._at = self._saver.at
+        self._looks_at_losses = has_whole_loss_on_host(assembly)
+        self._reporter: Reporter | None = None
+        """While the loop goes on."""
+        self._open_recorder: Callable[[], Recorder] | None = None
+        """From the loop's beginning on."""
+        self._unreported: list[tuple[EvaluationResult, int | None]] = []
+        """Evaluations before the loop began."""
 
     @property
     def model(self) -> nn.Module:
@@ -107,50 +124,72 @@ class KeptLoop:
 
     def steps(self) -> Iterator[Iterator[Any]]:
         """The run's steps; each is an iterator of this rank's micro-batches."""
-        assembly, config = self.assembly, self.assembly.config
+        assembly, saver = self.assembly, self._saver
         began = time.perf_counter()
-        directory, saver = open_directory(assembly), self._saver
+        directory = open_directory(assembly)
         self.history.run_dir = directory.path
         attempt = saver.open(directory)
         begin_attempt(assembly, directory, attempt, saver.at.step)
+        self._open_recorder = lambda: open_recorder(assembly, directory, attempt)
         self.model.train()
-        settings = process_settings(config)
-        timer = self._engine.timer
-        compiling = announcing(saver.page, timer.compiled)
-        with settings, compiling, open_recorder(assembly, directory, attempt) as recorder:
-            reporter = Reporter(assembly, recorder, self.history)
+        compiling = announcing(saver.page, self._engine.timer.compiled)
+        with process_settings(assembly.config), compiling, self._open_recorder() as recorder:
+            recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
+            recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
+            reporter = self._reporter = Reporter(assembly, recorder, self.history)
             reporter.begin(directory.path)
             saver.begin(recorder, reporter.say)
+            for result, length in self._unreported:
+                reporter.evaluation(result, length)
+            begun = self._at.step
             try:
-                for turns in assembly.feed.steps(assembly.total_steps, config.num_train_epochs):
-                    timer.begin()
-                    number = self._at.step
-                    try:
-                        yield self._micro_batches(turns)
-                    except GeneratorExit:  # the script has left its loop
-                        if self._at.step > number:
-                            timer.done(self._at.step)
-                        raise
-                    if self._at.step == number:
-                        raise RuntimeError("step() was not called: one step per global batch")
-                    try:
-                        if self._at.step % config.record.logging_steps == 0:
-                            self._log(reporter)
-                        saver.after_step(self._at.step, lambda: self._log(reporter))
-                    finally:
-                        timer.done(self._at.step)
-                self._log(reporter)
-                timer.finish()
-                saver.finish()
+                for turns in self._all_turns(reporter):
+                    begun = self._at.step
+                    yield self._micro_batches(turns)
+                recorder.instant("run_end", **self.history.summary())
+            except GeneratorExit:
+                # the script has left its loop: after a step it may, in the middle of one it failed
+                if self._at.step == begun:
+                    recorder.instant("run_failed", error="left in a step", step=begun)
+                    raise
+                self._engine.timer.done(self._at.step)
+                recorder.instant("run_end", **self.history.summary())
+            except BaseException as error:
+                recorder.instant("run_failed", error=repr(error), step=self._at.step)
+                raise
             finally:
+                self._reporter = None
                 saver.close()
                 reporter.close()
                 self.history.total_time = time.perf_counter() - began
 
-    def _log(self, reporter: Reporter) -> None:
-        if metrics := self._engine.meter.collect():
-            self._engine.timer.caught_up()
-            reporter.steps(metrics)
+    def _all_turns(self, reporter: Reporter) -> Iterator[Iterator[Turn]]:
+        """Each step's turns; what belongs between two steps is done here."""
+        config, timer, saver = self.assembly.config, self._engine.timer, self._saver
+        logged = LoggedSteps.of(config, self.history, reporter.say)
+
+        def log() -> None:
+            if metrics := self._engine.meter.collect():
+                timer.caught_up()
+                reporter.steps(metrics)
+                logged.note(metrics)
+
+        for turns in self.assembly.feed.steps(self.assembly.total_steps, config.num_train_epochs):
+            timer.begin()
+            number = self._at.step
+            yield turns
+            if self._at.step == number:
+                raise RuntimeError("step() was not called: one step per global batch")
+            try:
+                if self._at.step % config.record.logging_steps == 0:
+                    log()
+                saver.after_step(self._at.step, log)
+            finally:
+                timer.done(self._at.step)
+        log()
+        timer.finish()
+        logged.end(self._at.step)
+        saver.finish()
 
     def _micro_batches(self, turns: Iterator[Turn]) -> Iterator[Any]:
         engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
@@ -172,9 +211,21 @@ class KeptLoop:
         """Add the micro-batch's gradients; a mean over its samples, or a Total."""
         if self._micro is None:
             raise RuntimeError("backward() belongs inside `for batch in step`, once per batch")
+        check_loss(loss)
+        if self._looks_at_losses:
+            self._check(loss)
         with torch.autocast(self._engine.world.device.type, enabled=False):
             self._engine.backward(loss, self._micro)
         self._micro = None
+
+    def _check(self, loss: Loss) -> None:
+        value = (loss.sum if isinstance(loss, Total) else loss).item()
+        if not math.isfinite(value):
+            raise NonFiniteLoss(
+                f"train/loss = {value} at step {self._at.step + 1} on rank "
+                f"{self._engine.world.rank}: no longer a number; look at the batch, lower "
+                "optimization.learning_rate or set optimization.max_grad_norm"
+            )
 
     def step(self) -> None:
         """Clip, set the learning rate, move the weights, forget the gradients."""
@@ -196,5 +247,19 @@ class KeptLoop:
             result = evaluate(task, self._engine.spread, feed, self._engine.world, self._at.step)
         self.history.evaluations.append(result)
         self._saver.score(result)
+        self._report(result, feed.length)
         self._saver.page.note(Phase.STEPPING)
         return result
+
+    def _report(self, result: EvaluationResult, length: int | None) -> None:
+        """Show and record it; before the loop there is no run to record it in yet."""
+        if self._reporter is not None:
+            self._reporter.evaluation(result, length)
+        elif self._open_recorder is None:
+            self._unreported.append((result, length))
+        else:
+            with self._open_recorder() as recorder:
+                reporter = Reporter(self.assembly, recorder, self.history)
+                reporter.evaluation(result, length)
+                reporter.close()
+                recorder.instant("run_end", **self.history.summary())  # it stays the last word

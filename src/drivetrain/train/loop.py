@@ -23,11 +23,9 @@ Nothing here knows how the model is spread: that is the engine's, and the strate
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Feed, Turn
@@ -38,6 +36,7 @@ from drivetrain.train.saving.run_state import Position
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Task
+from drivetrain.train.watch.logged_steps import LoggedSteps
 
 Notify = Callable[..., None]
 
@@ -56,6 +55,7 @@ class Loop:
     evaluate: Callable[[int], None] | None
     """None without validation data."""
     report: Callable[[list[StepMetrics]], None]
+    logged: LoggedSteps
     saver: Saver
     at: Position
 
@@ -75,6 +75,7 @@ class Loop:
                 self.timer.done(self.at.step)
         self._log()
         self.timer.finish()
+        self.logged.end(self.at.step)
         self._evaluate()
         self.saver.finish()
         self._turn_epoch(-1)
@@ -148,10 +149,4 @@ class Loop:
         self.timer.caught_up()
         self.report(metrics)
         self.notify("on_log", metrics)
-        bad = next((m for m in metrics if not math.isfinite(m.loss)), None)
-        # fp16's scaler expects infinities now and then, and skips those steps by itself
-        if bad is not None and self.engine.scaler is None:
-            raise NonFiniteLoss(
-                f"train/loss = {bad.loss} at step {bad.step}: no longer a number; lower "
-                "optimization.learning_rate, set optimization.max_grad_norm, or look at the data"
-            )
+        self.logged.note(metrics)

@@ -30,3 +30,11 @@ def make_scaler(config: Precision, device: torch.device) -> torch.amp.GradScaler
         backoff_factor=scaler.backoff_factor,
         growth_interval=scaler.growth_interval,
     )
+
+
+def found_inf(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, device: torch.device
+) -> torch.Tensor:
+    """Whether the step that was just taken was skipped, without waiting for a device."""
+    found = scaler._found_inf_per_device(optimizer).values()  # noqa: SLF001 - else a wait per step
+    return torch.stack([each.to(device, non_blocking=True) for each in found]).sum()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from drivetrain.config.schema import Optimization
+from drivetrain.core.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,39 @@ def batch_size_factor(optimization: Optimization, global_batch_size: int) -> flo
     return ratio if optimization.learning_rate_scaling == "linear" else math.sqrt(ratio)
 
 
+_REMEDY = (
+    "leave torch's out and use optimization.lr_scheduler_type, warmup_steps and min_lr_ratio, "
+    "which are the same after a resume and at any number of ranks"
+)
+
+
+def _refuse_torch_scheduler(optimizer: torch.optim.Optimizer) -> None:
+    """It has set its first rate already, which would be taken for the peak of ours."""
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # what LRScheduler does to the method
+        rule = "a torch LR scheduler was built on it, and two schedules would set one rate"
+        raise ConfigError([Problem("optimizer", rule, _REMEDY, type(optimizer).__name__)])
+
+
+def _refuse_rates_left_behind(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        peak = group.get("initial_lr", group["lr"])
+        if peak != group["lr"]:
+            rule = (
+                f"lr = {float(group['lr']):g} was left behind by a torch LR scheduler "
+                f"(initial_lr = {float(peak):g}) and would be taken for the peak"
+            )
+            remedy = "set each group's lr to the peak, and initial_lr to the same"
+            raise ConfigError([Problem("optimizer", rule, remedy, type(optimizer).__name__)])
+
+
 class LearningRate:
     """Sets each parameter group's rate: its own peak × the schedule's factor."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, schedule: Schedule, scale: float = 1.0
     ) -> None:
+        _refuse_torch_scheduler(optimizer)
+        _refuse_rates_left_behind(optimizer)
         self._schedule = schedule
         self._optimizer = optimizer
         self._peaks = [group["lr"] * scale for group in optimizer.param_groups]
@@ -68,6 +96,7 @@ class LearningRate:
         """Set the rates for `step`."""
         factor = self._schedule.factor(step)
         if factor != self._factor:
+            _refuse_torch_scheduler(self._optimizer)
             self._factor = factor
             for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
                 group["lr"] = peak * factor

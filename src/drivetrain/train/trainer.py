@@ -17,6 +17,7 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.intercept import Intercepted, is_intercepting
+from drivetrain.data.sources import refuse_one_pass
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase
@@ -31,7 +32,8 @@ from drivetrain.train.saving.saver import Saver
 from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Task
 from drivetrain.train.watch.compiling import announcing
-from drivetrain.train.watch.non_finite import NonFiniteWatch
+from drivetrain.train.watch.logged_steps import LoggedSteps
+from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
 from drivetrain.train.watch.reporter import Reporter
 
 
@@ -102,7 +104,7 @@ class Trainer:
                     raise
                 write_weights(assembly, directory.checkpoints / "weights.pt")
                 self.history.total_time = time.perf_counter() - began
-                recorder.instant("run_end", steps=len(self.history.steps))
+                recorder.instant("run_end", **self.history.summary())
         return self.history
 
     def _train(
@@ -120,6 +122,7 @@ class Trainer:
             evaluate_every=config.evaluation.every_steps,
             evaluate=self._evaluator(assembly, reporter, recorder, notify, saver, val),
             report=reporter.steps,
+            logged=LoggedSteps.of(config, self.history, reporter.say),
             saver=saver,
             at=saver.at,
         )
@@ -145,14 +148,9 @@ class Trainer:
             reporter.close()
 
     def _watched(self, assembly: Assembly, saver: Saver) -> Task:
-        """The task, with an eye on its loss where that costs nothing.
-
-        fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
-        have no whole loss.
-        """
-        is_cheap = assembly.world.accelerator.is_cpu and assembly.engine.scaler is None
+        """The task, with an eye on its loss where that costs nothing."""
         parallel = assembly.config.parallel
-        if not is_cheap or parallel.pp > 1 or parallel.tp > 1 or self.run_dir is None:
+        if not has_whole_loss_on_host(assembly) or self.run_dir is None:
             return self.task
         watch = NonFiniteWatch(
             rank=assembly.world.rank,
@@ -177,6 +175,7 @@ class Trainer:
     ) -> Callable[[int], None] | None:
         if val is None:
             return None
+        refuse_one_pass(val, "val")
         engine, feed = assembly.engine, make_evaluation_feed(val, assembly)
 
         def evaluate_now(step: int) -> None:

@@ -20,6 +20,9 @@ class Scaler(Section):
     """Multiply the scale by this after a step with infinities."""
     growth_interval: int = Field(default=2000, gt=0)
     """Clean steps in a row before the scale grows."""
+    max_skipped_steps: int = Field(default=20, gt=0)
+    """So many steps in a row that were skipped, because their gradients were not finite, end the
+    run. The first few of a run are normal: the scale is being found."""
 
 
 class Precision(Section):

@@ -25,6 +25,7 @@ from drivetrain.config.schema import Tensor
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.blocks import repeated_blocks, with_hidden
 from drivetrain.parallel.parts import whole
+from drivetrain.parallel.tensor.loss_parallel import stay_in_parts
 from drivetrain.parallel.tensor.plan import Cut, plan_for
 
 _SEQUENCE = 1  # batch, sequence, features
@@ -68,13 +69,13 @@ class _LastLayer(ColwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
         if self._stays_cut:
-            module.register_forward_hook(_whole_in_evaluation)
+            module.register_forward_hook(_in_parts_while_training)
         return module
 
 
-def _whole_in_evaluation(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
+def _in_parts_while_training(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
     """Metrics are the user's own code, and see a plain tensor."""
-    return output if module.training else whole(output)
+    return stay_in_parts(output) if module.training else whole(output)
 
 
 def _between(model: nn.Module, cuts: list[Cut], mesh: DeviceMesh) -> dict[str, ParallelStyle]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain.core.tracebacks import exception_line
 from drivetrain.record.reading.source import Source
 
 _RESUME_ME = 75
@@ -61,16 +62,16 @@ class PastAttempt:
 
     @property
     def reason(self) -> str:
-        """Why it ended, in the supervisor's words or the first failed rank's last line."""
+        """Why it ended, in the supervisor's words or the first failed rank's."""
         detail = str(self.end.get("detail") or "")
         failures = self.end.get("failures") or []
         if detail or not failures:
             return detail
         cause = failures[0]
-        last = str(cause.get("error") or "").strip().rpartition("\n")[2]
+        said = exception_line(str(cause.get("error") or ""))
         code = int(cause.get("exit_code") or 0)
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"rank {cause.get('rank')}: {last or how}"
+        return f"rank {cause.get('rank')}: {said or how}"
 
     @property
     def resumed_step(self) -> int:

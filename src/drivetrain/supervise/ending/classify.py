@@ -20,7 +20,8 @@ def classify(
     cause = root_cause(failures)
     kind = _kind(failures, pages, has_peers=has_peers)
     code = STALE_CODE if kind is Kind.STALE else cause.process_exit_code
-    return End(kind, last_step(pages), code, trains, by_signal=cause.killed_by is not None)
+    was_killed = cause.killed_by is not None
+    return End(kind, last_step(pages), code, trains, by_signal=was_killed, fault=cause.fault)
 
 
 def last_step(pages: Sequence[Progress | None]) -> int:

@@ -7,6 +7,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from drivetrain.core.tracebacks import exception_line
+from drivetrain.diagnose.stacks import traceback_line
+
 # What a rank says when it only noticed that another one is gone.
 # These are a script's own (a download, say), whatever their text.
 _OWN = re.compile(r"(ConnectionResetError|BrokenPipeError|ConnectionError)\b")
@@ -14,6 +17,15 @@ _COLLATERAL = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|connectFullMesh failed|Socket closed|"
     r"DistNetworkError|DistStoreError|recvValueWithTimeout|failed to recv",
     re.IGNORECASE,
+)
+# Python's own errors that say something about the code, and nothing about the world around it.
+_MISTAKES = frozenset(
+    {
+        *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "IndexError"),
+        *("IndentationError", "KeyError", "ModuleNotFoundError", "NameError", "RecursionError"),
+        *("NotImplementedError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError"),
+        "ZeroDivisionError",
+    }
 )
 
 
@@ -50,6 +62,18 @@ class RankFailure:
         if not self.error or _OWN.match(last_line):
             return False
         return bool(_COLLATERAL.search(last_line))
+
+    @property
+    def said(self) -> str:
+        """Its exception in one line; empty when it said nothing."""
+        return exception_line(self.error)
+
+    @property
+    def fault(self) -> str:
+        """A mistake of the code and its place; empty for what may pass (a connection, a device)."""
+        name = self.said.partition(":")[0]
+        line = traceback_line(self.error)
+        return f"{name} at {line}" if name in _MISTAKES and line is not None else ""
 
     @property
     def how(self) -> str:

@@ -14,9 +14,8 @@ from drivetrain.supervise.policy import End, Kind
 def lost_replica(end: End, failure: RankFailure, host: str) -> str:
     """What is said when a live run goes on without one of its replicas."""
     when = time.strftime("%H:%M:%S")
-    where = f"after step {end.step}" if end.step else "before its first step"
     return (
-        f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {where}; "
+        f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {end.where}; "
         "the others go on, and it is started again"
     )
 
@@ -33,21 +32,24 @@ def stopped(end: End, asked_by: str) -> str:
     return f"stopped by {asked_by}; all ranks were ended"
 
 
-def with_verdict(text: str, finding: Finding | None) -> str:
+def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = True) -> str:
     """What happened, and below it what a diagnosis makes of it; a traceback speaks for itself."""
     if finding is None or finding.kind is diagnosis.CRASH:
         return text
-    return f"{text}\n  {finding.what}\n  → {finding.remedy}"
+    grounds = () if is_written_down else finding.evidence
+    shown = "".join(f"\n    · {ground}" for ground in grounds)
+    return f"{text}\n  {finding.what}\n  → {finding.remedy}{shown}"
 
 
 def paragraph(account: Account) -> str:
     """One paragraph."""
     end, failures, host = account.end, account.failures, account.host
     when = time.strftime("%H:%M:%S")
-    where = f"after step {end.step}" if end.step else "before its first step"
+    where = end.where
     match end.kind:
         case Kind.STALLED:
-            what = f"{host}: {account.detail}; the ranks' stacks were written down"
+            kept = "; the ranks' stacks were written down" if end.trains else ""
+            what = f"{host}: {account.detail}{kept}"
         case Kind.PREEMPTED:
             what = f"the ranks were asked to stop and saved {where}"
         case Kind.RESIZED:
@@ -59,8 +61,7 @@ def paragraph(account: Account) -> str:
         case _ if failures and account.restarts:
             cause = root_cause(failures)
             what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
-            last = cause.error.strip().rpartition("\n")[2]
-            what += f": {last}" if last else ""
+            what += f": {cause.said}" if cause.said else ""
         case _ if failures:
             what = verdict(failures, host)
         case _:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from drivetrain.diagnose.evidence import Evidence, calls_of
 from drivetrain.diagnose.finding import Finding
-from drivetrain.diagnose.run import explain_attempt
+from drivetrain.diagnose.run import explain_attempt, judge_attempt
+from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.supervise.ending.account import Account, write_end
 from drivetrain.supervise.ending.testimony import Testimony
+from drivetrain.supervise.policy import Kind
 
 
 def say(text: str) -> None:
@@ -23,10 +27,22 @@ def write_down(
 ) -> Finding | None:
     """Into the run's directory; the verdict on it, in which a mistake must not end a run."""
     written = write_end(session, account, testimonies)
-    if written is None:
-        return None
     try:
-        return explain_attempt(*written)
+        if written is not None:
+            return explain_attempt(*written)
+        if account.end.kind is Kind.STALLED:  # a script that has no run directory
+            return judge_attempt(_evidence(account, testimonies))
+        return None
     except Exception as error:
         say(f"no verdict: {type(error).__name__}: {error}")
         return None
+
+
+def _evidence(account: Account, testimonies: Mapping[int, Testimony]) -> Evidence:
+    told = {rank: calls_of(each.collectives) for rank, each in testimonies.items()}
+    return Evidence(
+        attempt=1,
+        end=json.loads(json.dumps(account.facts())),  # as it would have been read back
+        stacks={rank: parse_stacks(each.stacks) for rank, each in testimonies.items()},
+        calls={rank: calls for rank, calls in told.items() if calls is not None},
+    )

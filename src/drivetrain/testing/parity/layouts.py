@@ -29,6 +29,7 @@ NAMES: Mapping[str, Named] = {
     "hsdp": Named(("dp_replicate", "dp_shard"), FSDP),
     "tp": Named(("tp",)),
     "tp+sp": Named(("tp",), {"parallel.tensor.sequence_parallel": "true"}),
+    "tp+loss": Named(("tp",), {"parallel.tensor.loss_parallel": "true"}),
     "pp": Named(("pp",)),
     "tp+pp": Named(("tp", "pp")),
     "cp": Named(("cp",), FSDP),

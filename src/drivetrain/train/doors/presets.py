@@ -245,6 +245,9 @@ class PyTorchDDPTrainer:
                 ]
             )
         target = checkpoint_dir or self.config.checkpoint_dir
+        if self.config.resume_from_checkpoint is True and target is None:
+            rule, remedy = "there is no place to resume from", "give checkpoint_dir"
+            raise ConfigError([Problem("resume_from_checkpoint", rule, remedy, value=True)])
         settings = replace(self.config, checkpoint_dir=None if target is None else str(target))
         run_config = {**self._run_config(settings, num_ranks), "max_steps": max_steps}
         hooks = [WriteWeights(Path(target))] if target is not None else []

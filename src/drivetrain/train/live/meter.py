@@ -78,7 +78,7 @@ class LiveMeter(Meter):
     def end_step(self, number: int, learning_rate: float) -> None:
         """Close the step under way; `number` counts from 1."""
         loss, count, samples, _ = self._totals
-        norm = self.grad_norm
+        norm, found_inf = self.grad_norm, self._open.found_inf
         self.finished.append(
             StepMetrics(
                 step=number,
@@ -87,6 +87,7 @@ class LiveMeter(Meter):
                 grad_norm=None if norm is None else float(norm),
                 num_samples=self._open.batch_samples,
                 num_tokens=count if self._counts_tokens else None,
+                is_skipped=found_inf is not None and bool(found_inf > 0),
             )
         )
         self.forget()

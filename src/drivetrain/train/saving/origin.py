@@ -32,6 +32,8 @@ class Origin:
         self._run = run
         self._state = run.whole()
         self._is_another_run = False
+        self.note = ""
+        """What should be said about where the run begins."""
 
     def load(self, world: World) -> None:
         """Go on from the newest good checkpoint, if there is one."""
@@ -40,8 +42,7 @@ class Origin:
         try:
             self.manifest = self._checkpointer.load_newest(self._state)
             if self.manifest is None and self._rule.resume_from is not None:
-                self.manifest = self._load_from(self._rule.resume_from)
-                self._is_another_run = True
+                self._begin_with(self._rule.resume_from)
         except ContractChanged as error:
             self._note(world, error.folder, error.changes)
             raise
@@ -49,6 +50,13 @@ class Origin:
             self._note(world, self.manifest.folder, self._checkpointer.changes)
             if any(change.key.startswith("optimiz") for change in self._checkpointer.changes):
                 self._run.take_own_settings()  # accepted: not those of the checkpoint
+
+    def _begin_with(self, address: str) -> None:
+        if address == self._rule.directory:  # its own: a job that is started again and again
+            self.note = f"nothing is saved in {address} yet: beginning at step 0"
+        else:
+            self.manifest = self._load_from(address)
+            self._is_another_run = True
 
     def claim(self) -> int:
         """Own the run, from what was loaded; unless an attempt that still lived has dropped it."""

@@ -76,6 +76,7 @@ class RunState:
     def _get_run(self) -> dict[str, Any]:
         return {
             "at": asdict(self.at),
+            "skipped_steps": self._history.skipped_steps,
             "evaluations": [
                 [result.step, dict(result.metrics), result.num_samples]
                 for result in self._history.evaluations
@@ -86,6 +87,7 @@ class RunState:
         for name, value in run["at"].items():
             setattr(self.at, name, value)
         self._history.resumed_step = self.at.step
+        self._history.skipped_steps = run.get("skipped_steps", 0)
         # the checkpoint's groups have been put back before this
         groups = self._assembly.engine.optimizer.param_groups
         for group, implementation in zip(groups, self._implementations, strict=True):

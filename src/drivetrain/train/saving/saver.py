@@ -60,6 +60,7 @@ class Saver:
         self._say: Say = _silent
         self._checkpointer: Checkpointer | None = None
         self._origin: Manifest | None = None
+        self._note_on_origin = ""
         self._pulse: Pulse | None = None
         self._timetable = Timetable(self._rule.every_steps, assembly.world)
         self._last_saved = -1
@@ -82,7 +83,7 @@ class Saver:
         self._checkpointer = checkpointer
         origin = Origin(checkpointer, self._rule, directory, self._run)
         origin.load(self._world)
-        self._origin = origin.manifest
+        self._origin, self._note_on_origin = origin.manifest, origin.note
         assembly.engine.ends_at(assembly.total_steps)  # another batch size: after other steps
         for result in self._history.evaluations:
             self.score(result)
@@ -108,6 +109,7 @@ class Saver:
             self._assembly.engine.before_change = self._before_change
         self._stop.listen()
         step = self.at.step
+        self.page.note(Phase.STARTING, step)  # a failure in the first step comes after this one
         if self._origin is not None:
             self._last_saved = self._newest_saved = step
         self._pulse = Pulse(self._world, step, self._timer.take_mean_s)
@@ -116,6 +118,8 @@ class Saver:
             say(f"resumed: after step {step}, from {self._origin.folder}")
             for change in self._checkpointer.changes if self._checkpointer is not None else ():
                 say(f"changed since: {change}")
+        elif self._note_on_origin:
+            say(self._note_on_origin)
 
     def after_step(self, step: int, log: Callable[[], None]) -> None:
         """Between two steps: save if it is time, stop if somebody asks for it.

@@ -30,6 +30,8 @@ class _Step:
     learning_rate: float = 0.0
     grad_norm: torch.Tensor | None = None
     global_count: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
+    """Not 0 when fp16's scaler has skipped it; None without one."""
 
 
 class Meter:
@@ -50,6 +52,10 @@ class Meter:
     @grad_norm.setter
     def grad_norm(self, norm: torch.Tensor) -> None:
         self._open.grad_norm = norm
+
+    def note_scaler(self, found_inf: torch.Tensor) -> None:
+        """What fp16's scaler has found in the gradients of the step under way."""
+        self._open.found_inf = found_inf
 
     @property
     def num_losses(self) -> int:
@@ -114,8 +120,14 @@ class Meter:
             own = [0.0] * len(own)
         totals = self._world.sum_floats(own)
         norms = iter(_to_floats([s.grad_norm for s in steps if s.grad_norm is not None]))
+        found = iter(_to_floats([s.found_inf for s in steps if s.found_inf is not None]))
         return [
-            _metrics(step, total, None if step.grad_norm is None else next(norms))
+            _metrics(
+                step,
+                total,
+                None if step.grad_norm is None else next(norms),
+                is_skipped=step.found_inf is not None and next(found) > 0,
+            )
             for step, total in zip(steps, totals, strict=True)
         ]
 
@@ -128,7 +140,9 @@ def _to_floats(tensors: list[torch.Tensor]) -> list[float]:
     return floats
 
 
-def _metrics(step: _Step, total: float, grad_norm: float | None) -> StepMetrics:
+def _metrics(
+    step: _Step, total: float, grad_norm: float | None, *, is_skipped: bool
+) -> StepMetrics:
     count = None if step.global_count is None else float(step.global_count)
     return StepMetrics(
         step=step.number,
@@ -137,4 +151,5 @@ def _metrics(step: _Step, total: float, grad_norm: float | None) -> StepMetrics:
         grad_norm=grad_norm,
         num_samples=step.batch_samples,
         num_tokens=count,
+        is_skipped=is_skipped,
     )

@@ -27,11 +27,24 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.core.files import write_whole
 from drivetrain.parallel.parts import own_part
+from drivetrain.train.assemble import Assembly
+from drivetrain.train.refusals import check_loss
 from drivetrain.train.task import Loss, Task, Total
 
 _FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
 """Operations that put in what they are told to (a mask of -inf), or nothing in particular."""
 _FRAMES = 40
+
+
+def has_whole_loss_on_host(assembly: Assembly) -> bool:
+    """Whether looking at each loss costs nothing.
+
+    fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
+    have no whole loss.
+    """
+    parallel = assembly.config.parallel
+    is_whole = parallel.pp == 1 and parallel.tp == 1
+    return is_whole and assembly.world.accelerator.is_cpu and assembly.engine.scaler is None
 
 
 @dataclass
@@ -58,6 +71,7 @@ class NonFiniteWatch:
 
         def loss(model: nn.Module, batch: Any) -> Loss:
             found = task.loss(model, batch)
+            check_loss(found)
             value = (found.sum if isinstance(found, Total) else found).item()
             if not math.isfinite(value):
                 raise self._stop(task, batch, value)

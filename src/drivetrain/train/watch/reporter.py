@@ -38,6 +38,7 @@ class Reporter:
     def steps(self, metrics: list[StepMetrics]) -> None:
         """The steps since the last report: all are remembered, the last is shown and recorded."""
         self._history.steps.extend(metrics)
+        self._history.skipped_steps += sum(m.is_skipped for m in metrics)
         now_s = time.perf_counter()
         window_s, self._last_s = max(now_s - self._last_s, 1e-9), now_s
         samples_per_s = sum(m.num_samples for m in metrics) / window_s
@@ -68,6 +69,8 @@ class Reporter:
                 self._progress.say(self._unsaid)
                 self._unsaid = ""
         values = {**_scalars(last), **rates, **self._recorder.take_mean_times()}
+        if self._assembly.engine.scaler is not None:
+            values["train/skipped_steps"] = float(self._history.skipped_steps)
         if self._assembly.world.is_main:
             self._recorder.scalars(last.step, values)
         else:  # the same numbers on every rank: once is enough

@@ -52,7 +52,7 @@ def end_of(failures: Sequence[RankFailure], errors: Iterable[Exception]) -> End 
     was_killed = cause.killed_by is not None or cause.is_collateral
     kind = Kind.FAILED if step or was_killed else Kind.START_UP
     trains = any(script.trains for script in told)
-    return End(kind, step, cause.process_exit_code, trains, was_killed)
+    return End(kind, step, cause.process_exit_code, trains, was_killed, cause.fault)
 
 
 def in_words(failures: Sequence[RankFailure]) -> str:

@@ -1,0 +1,76 @@
+"""What a task cannot bring: said in one sentence, not by torch's insides, with what to do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.train.task import Total
+
+_MEAN_OR_TOTAL = "return the mean over the batch's samples, or Total(sum, count)"
+
+
+def check_loss(loss: Any) -> None:
+    """A tensor of one real number that the weights have a part in, or a Total of one."""
+    value = loss.sum if isinstance(loss, Total) else loss
+    if not isinstance(value, torch.Tensor):
+        raise _refusal("loss", "is no tensor", _remedy_for(value), _kind(value))
+    if value.numel() != 1:
+        rule = f"has {value.numel()} elements"
+        remedy = "return its mean(), or Total(loss.sum(), len(loss))"
+        raise _refusal("loss", rule, remedy, tuple(value.shape))
+    if not value.is_floating_point():
+        rule = "is no real number that weights could be trained by"
+        raise _refusal("loss", rule, _MEAN_OR_TOTAL, str(value.dtype))
+    if torch.is_grad_enabled() and not value.requires_grad:
+        rule = "does not depend on any weight that is trained"
+        remedy = "compute it from model(batch), without .item(), .detach() or torch.no_grad()"
+        raise ConfigError([Problem("loss", rule, remedy, has_value=False)])
+
+
+def check_model(model: nn.Module, num_ranks: int) -> None:
+    """What no engine here can train."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        rule, remedy = "has no weights that are trained", "leave requires_grad at True for some"
+        raise _refusal("model", rule, remedy, type(model).__name__)
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True and isinstance(
+            module, (nn.Embedding, nn.EmbeddingBag)
+        ):
+            rule = "its gradients would be sparse, which cannot be added up, clipped or saved here"
+            raise _refusal("model", rule, "make it with sparse=False", name or "the model itself")
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex() and num_ranks > 1:
+            rule = "is complex, and gradients of several ranks are added up as real numbers"
+            remedy = "keep it as a real parameter of shape (…, 2) and use torch.view_as_complex"
+            raise _refusal("model", rule, remedy, name)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """One whose step computes the loss anew would need the batch, on all ranks, again and again."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        rule = "its step needs a closure that computes the loss again"
+        remedy = "use one that steps on gradients alone: AdamW, SGD"
+        raise _refusal("optimizer", rule, remedy, type(optimizer).__name__)
+
+
+def _refusal(where: str, rule: str, remedy: str, value: Any) -> ConfigError:
+    return ConfigError([Problem(where, rule, remedy, value)])
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _remedy_for(value: Any) -> str:
+    if isinstance(value, dict):
+        key = "loss" if "loss" in value else next(iter(value), "loss")
+        return f"return one of its values, like found[{key!r}]"
+    if isinstance(value, (int, float)):
+        return "return the tensor itself, without .item() or float()"
+    return _MEAN_OR_TOTAL

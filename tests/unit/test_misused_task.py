@@ -1,0 +1,96 @@
+"""What a task may get wrong is answered with one sentence and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from drivetrain import ConfigError, Task, Total, Trainer
+from drivetrain.train.keep_loop import prepare
+from drivetrain.train.refusals import check_model, check_optimizer
+
+
+def data() -> TensorDataset:
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+@pytest.fixture
+def config(quiet: dict[str, Any]) -> dict[str, Any]:
+    return {"global_batch_size": 8, "micro_batch_size": 4, "max_steps": 2, **quiet}
+
+
+def mean(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def task(**changes: Any) -> Task:
+    return replace(Task(model=lambda: nn.Linear(4, 2), loss=mean), **changes)
+
+
+LOSSES: list[tuple[Any, str]] = [
+    (lambda _, __: None, "loss = None: is no tensor; return"),
+    (lambda m, b: mean(m, b).item(), "loss = float: .*without .item"),
+    (lambda m, b: {"loss": mean(m, b)}, r"loss = dict: .*\['loss'\]"),
+    (
+        lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
+        r"loss = \(4,\): has 4 elements; .*Total",
+    ),
+    (lambda m, b: mean(m, b).to(torch.complex64), "loss = torch.complex64: "),
+    (lambda m, b: mean(m, b).detach(), "loss: does not depend on"),
+    (lambda _, __: torch.tensor(3.0), "loss: does not depend on"),
+    (lambda m, b: Total(F.cross_entropy(m(b[0]), b[1], reduction="none"), 4), "has 4 elements"),
+]
+
+
+@pytest.mark.parametrize(("loss", "answer"), LOSSES)
+def test_what_is_no_loss_is_answered(config: dict[str, Any], loss: Any, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        Trainer(task(loss=loss), config).fit(data())
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
+    with pytest.raises(ConfigError, match=answer):
+        for step in loop.steps():
+            for batch in step:
+                loop.backward(loss(loop.model, batch))
+
+
+def test_a_loss_of_one_element_may_have_a_dimension(config: dict[str, Any]) -> None:
+    trainer = Trainer(task(loss=lambda m, b: mean(m, b).reshape(1)), config)
+    assert len(trainer.fit(data()).losses) == 2
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(config: dict[str, Any]) -> None:
+    def lbfgs(parameters: Any, _: Any) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters)
+
+    with pytest.raises(ConfigError, match=r"optimizer = LBFGS: .*closure"):
+        Trainer(task(optimizer=lbfgs), config).fit(data())
+    check_optimizer(torch.optim.AdamW([nn.Parameter(torch.zeros(1))]))
+
+
+def test_sparse_gradients_are_refused(config: dict[str, Any]) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 2, sparse=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.table(x.abs().long().clamp(max=9)).mean(1)
+            return found
+
+    with pytest.raises(ConfigError, match=r"model = table: .*sparse=False"):
+        Trainer(task(model=Sparse), config).fit(data())
+
+
+def test_complex_parameters_are_refused_on_several_ranks() -> None:
+    model = nn.Module()
+    model.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"model = phase: .*view_as_complex"):
+        check_model(model, num_ranks=2)
+    check_model(model, num_ranks=1)
