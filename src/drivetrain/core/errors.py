@@ -85,3 +85,9 @@ class ReplicaDrift(DrivetrainError):
     """Ranks that must hold the same weights do not; what they save or average is worth nothing."""
 
     exit_code = 7
+
+
+class DamagedRun(DrivetrainError):
+    """What lies in a run's directory is not what Drivetrain writes there."""
+
+    exit_code = 8
