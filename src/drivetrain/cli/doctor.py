@@ -45,7 +45,7 @@ def run(asked: Asked) -> int:
     from drivetrain.doctor.report import as_dict, as_lines
 
     question = _question(asked)
-    with _channels(asked) as channels:
+    with _channels(asked, question) as channels:
         if channels is None:  # a member that answered; the first one speaks
             return 0
         with Console(stderr=True).status("") as status:  # shown on a terminal only
@@ -76,13 +76,14 @@ def _question(asked: Asked) -> Question:
 
 
 @contextmanager
-def _channels(asked: Asked) -> Iterator[Sequence[Channel] | None]:
-    from drivetrain.doctor.channels import Here, over_ssh
+def _channels(asked: Asked, question: Question) -> Iterator[Sequence[Channel] | None]:
+    from drivetrain.doctor.channels import Here, Limits, over_ssh
     from drivetrain.doctor.meeting import meeting, num_members
     from drivetrain.launch.targets.hosts_file import read_hosts
 
     if asked.meet is not None:
-        with meeting(Path(asked.meet), num_members(asked.members)) as met:
+        limits = Limits(question.ports, tuple(question.places))
+        with meeting(Path(asked.meet), num_members(asked.members), limits) as met:
             yield met
         return
     if asked.hosts is None:
