@@ -49,17 +49,17 @@ def show_logs(run: str, *, follow: bool) -> None:
     _copy(submission.load(run), follow=follow)
 
 
-def stop(run: str) -> None:
+def stop(run: str, *, trust: bool) -> None:
     """Ask it to save and end."""
-    made = submission.stop(run)
+    made = submission.stop(run, trust=trust)
     typer.echo(
         f"asked {made.target.name} job {made.id} to save and end; drivetrain resume {run} goes on"
     )
 
 
-def resume(run: str) -> None:
+def resume(run: str, *, trust: bool) -> None:
     """Submit it again."""
-    _say_submitted(submission.resume(run))
+    _say_submitted(submission.resume(run, trust=trust))
 
 
 def _runs(folder: Path) -> list[Path]:

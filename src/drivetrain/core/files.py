@@ -18,9 +18,11 @@ def beside(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
+def write_whole(path: Path, data: str | bytes, mode: int | None = None) -> None:
     """Write beside the file and rename over it; folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
+        if mode is not None:
+            partial.chmod(mode)
         partial.replace(path)

@@ -32,12 +32,22 @@ def hold(run_dir: Path) -> IO[str] | None:
 def holder(run_dir: Path) -> tuple[str, int] | None:
     """The host and process id of the conductor at work; None when there is none."""
     try:
-        with (run_dir / _FILE).open() as file:
+        with open(run_dir / _FILE, opener=_open_now, errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                host, pid = file.read().split()
-                return host, int(pid)
+                return _named(file.read(300))
             return None
-    except (FileNotFoundError, ValueError):  # just being taken
+    except FileNotFoundError:
         return None
+
+
+def _named(text: str) -> tuple[str, int]:
+    """Process 0 when it is just being taken, or says nothing that can be understood."""
+    host, _, pid = text.partition(" ")
+    return host, int(pid) if pid.isascii() and pid.isdigit() and len(pid) < 10 else 0
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Without waiting, should it be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
