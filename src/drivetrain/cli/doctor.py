@@ -37,8 +37,8 @@ class Asked:
 
 def run(asked: Asked) -> int:
     """Examine and judge; 1 when something would break a run."""
-    from rich.console import Console
-
+    from drivetrain.cli.say import say
+    from drivetrain.cli.terminal import terminal
     from drivetrain.core.finding import together
     from drivetrain.doctor.checks import judge
     from drivetrain.doctor.examine import examine
@@ -48,13 +48,13 @@ def run(asked: Asked) -> int:
     with _channels(asked, question) as channels:
         if channels is None:  # a member that answered; the first one speaks
             return 0
-        with Console(stderr=True).status("") as status:  # shown on a terminal only
+        with terminal(stderr=True).status("") as status:  # shown on a terminal only
             examination, lost = examine(channels, question, status.update)
     findings = together([*lost, *judge(examination)])
     if asked.as_json:
         sys.stdout.write(json.dumps(as_dict(examination, findings), indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(as_lines(examination, findings)) + "\n")
+        say("\n".join(as_lines(examination, findings)))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
