@@ -260,8 +260,11 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "bit in the index": (flip(INDEX, middle), "index.json does not match"),
     "index missing": (remove(INDEX), "index.json is missing"),
     "index cut": (cut(INDEX, lambda size: size - 2), "index.json has"),
-    "index beyond the file": (edit_index(piece_beyond_the_file), PIECE),
-    "index of no file": (edit_index(piece_of_no_file), "data-00007.bin is missing"),
+    "index beyond the file": (edit_index(piece_beyond_the_file), "outside of data-00000.bin"),
+    "index of no file": (
+        edit_index(piece_of_no_file),
+        "'data-00007.bin', not a file of this checkpoint",
+    ),
     "index with a wider dtype": (edit_index(wider_dtype), "gives model.0.weight a wrong form"),
     "index with no dtype": (edit_index(no_dtype), "index.json cannot be read"),
     "index without pieces": (edit_index(no_pieces), "model.0.weight"),

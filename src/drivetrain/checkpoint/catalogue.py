@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drivetrain.checkpoint import lineage, manifest
+from drivetrain.checkpoint import index_check, lineage, manifest
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
 from drivetrain.checkpoint.place import Place
+from drivetrain.core.errors import DamagedRun
 
 _BLOCK = 16 << 20
+_MOST_MANIFEST_BYTES = 256 << 20
 _UNFINISHED = f"no {manifest.NAME}: it was never finished"
 _REPLACED = "written by an attempt that had been replaced"
 
@@ -58,11 +60,12 @@ def entries(place: Place, *, check_sizes: bool = True) -> list[Entry]:
 def read_manifest(place: Place, folder: str, *, check_sizes: bool = True) -> Manifest:
     """The manifest, if every file it lists is there with its size: one request per file."""
     try:
-        described = Manifest.from_json(place.read(f"{folder}/{manifest.NAME}"))
+        data = place.read(f"{folder}/{manifest.NAME}", most=_MOST_MANIFEST_BYTES)
+        described = Manifest.from_json(data)
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedCheckpoint(_UNFINISHED) from None
-    except IsADirectoryError:
-        raise DamagedCheckpoint(f"{manifest.NAME} is a folder") from None
+    except (IsADirectoryError, DamagedRun) as error:
+        raise DamagedCheckpoint(f"{manifest.NAME} is no file of Drivetrain's ({error})") from None
     if described.folder != folder:
         raise DamagedCheckpoint(f"{manifest.NAME} belongs to {described.folder}")
     for file in described.files if check_sizes else ():
@@ -77,6 +80,14 @@ def read_manifest(place: Place, folder: str, *, check_sizes: bool = True) -> Man
 def verify(place: Place, folder: str) -> Manifest:
     """Read every byte; DamagedCheckpoint names the first file that is not what was written."""
     described = read_manifest(place, folder)
+    try:
+        _verify_files(place, folder, described)
+    except (OSError, DamagedRun) as error:
+        raise DamagedCheckpoint(f"cannot be read ({error})") from error
+    return described
+
+
+def _verify_files(place: Place, folder: str, described: Manifest) -> None:
     for file in described.files:
         total = 0
         for block in _blocks(place, f"{folder}/{file.name}", file.size):
@@ -87,7 +98,10 @@ def verify(place: Place, folder: str) -> Manifest:
     strangers -= {manifest.NAME}
     if strangers:
         raise DamagedCheckpoint(f"{min(strangers)} is not in the manifest")
-    return described
+    sizes = {file.name: file.size for file in described.files}
+    if index_check.NAME in sizes:
+        index = place.read(f"{folder}/{index_check.NAME}", most=index_check.MOST_INDEX_BYTES)
+        index_check.read_index(index, sizes)
 
 
 def _blocks(place: Place, name: str, size: int) -> Iterator[bytes]:

@@ -14,7 +14,9 @@ from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
 from drivetrain.checkpoint.place import Place, place_at
-from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.core.addresses import followed
+from drivetrain.core.bounded import SMALL_BYTES, one_line, parse_yaml
+from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ def _directory_of_run(run: Place) -> str | None:
     """Where a run was told to put its checkpoints (`checkpoint.directory`)."""
     if run.size("run.yaml") is None:
         return None
-    config = yaml.safe_load(run.read("run.yaml"))["config"]
-    directory: str | None = config["checkpoint"]["directory"]
-    return directory
+    where = f"{run.address}/run.yaml"
+    try:
+        config = parse_yaml(run.read("run.yaml", length=SMALL_BYTES))["config"]
+        directory = config["checkpoint"]["directory"]
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise DamagedRun(f"{where}: names no place of checkpoints ({one_line(error)})") from None
+    return None if directory is None else followed(f"{where}: checkpoint.directory", directory)

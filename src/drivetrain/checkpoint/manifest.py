@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from drivetrain.core.bounded import parse_json
+
 FORMAT = 1
 NAME = "manifest.json"
-_FOLDER = re.compile(r"step-(\d+)-a(\d+)")
+_FOLDER = re.compile(r"step-([0-9]+)-a([0-9]+)")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Contents = Literal["everything", "weights"]
 
@@ -74,7 +77,7 @@ class Manifest:
     def from_json(cls, data: bytes) -> Manifest:
         """Read and check it; DamagedCheckpoint when it is not what was written."""
         try:
-            body = json.loads(data)
+            body = parse_json(data)
             own = body.pop("self_crc32")
             version = body["format"]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -86,9 +89,52 @@ class Manifest:
         del body["format"]
         try:
             body["files"] = tuple(File(**file) for file in body["files"])
-            return cls(**body)
-        except (KeyError, TypeError) as error:
+            return _checked(cls(**body))
+        except (KeyError, TypeError, ValueError) as error:
             raise DamagedCheckpoint(f"{NAME} lacks what it must have ({error})") from error
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """Whether every value is of its kind; ValueError names the first that is not."""
+    wrong = [
+        name
+        for name, is_right in {
+            "step": _is_count(manifest.step),
+            "attempt": _is_count(manifest.attempt),
+            "layout": _is_mapping(manifest.layout)
+            and all(map(_is_count, manifest.layout.values())),
+            "strategy": isinstance(manifest.strategy, str),
+            "position": _is_mapping(manifest.position),
+            "contents": manifest.contents in ("everything", "weights"),
+            "values": _is_mapping(manifest.values),
+            "versions": _is_mapping(manifest.versions),
+            "created_s": _is_moment(manifest.created_s),
+            "files": all(map(_is_file, manifest.files)),
+        }.items()
+        if not is_right
+    ]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is not of its kind")
+    return manifest
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_moment(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e11
+
+
+def _is_file(file: File) -> bool:
+    """A file directly in the checkpoint's folder, whatever else there may be on the machine."""
+    has_name = isinstance(file.name, str) and _FILE.fullmatch(file.name) is not None
+    has_sum = isinstance(file.crc32, str) and len(file.crc32) == 8
+    return has_name and _is_count(file.size) and has_sum
 
 
 def folder_name(step: int, attempt: int) -> str:

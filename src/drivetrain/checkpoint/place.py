@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
+from drivetrain.core.bounded import LARGE_BYTES, read_bytes
+from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem, Problem
 from drivetrain.core.files import beside, make_folder, sync_path
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -39,8 +40,10 @@ class Place(Protocol):
         """In bytes; None when there is no such file."""
         ...
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of a file, or all of it."""
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
+    ) -> bytes:
+        """Part of a file, or all of it; DamagedRun when that is more than `most` bytes."""
         ...
 
     def writing(self, name: str) -> Any:
@@ -87,11 +90,11 @@ class LocalPlace:
         path = self.path / name
         return path.stat().st_size if path.is_file() else None
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of a file, or all of it."""
-        with open(self.path / name, "rb") as file:
-            file.seek(start)
-            return file.read(-1 if length is None else length)
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
+    ) -> bytes:
+        """Part of a file, or all of it; regular files only."""
+        return read_bytes(self.path / name, start, length, most)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
@@ -191,10 +194,14 @@ class RemotePlace:
             return None
         return int(size)
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of a file, or all of it; one request."""
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
+    ) -> bytes:
+        """Part of a file, or all of it; one request for a part, two for a whole."""
         if length == 0:
             return b""  # a range of no bytes cannot be asked for
+        if length is None and (self.size(name) or 0) - start > most:
+            raise DamagedRun(f"{self.address}/{name}: too large; it is not what Drivetrain wrote")
         end = None if length is None else start + length
         return bytes(self._fs.cat_file(self._at(name), start=start, end=end))
 

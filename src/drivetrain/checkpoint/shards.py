@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from drivetrain.checkpoint import tensor_index
+from drivetrain.checkpoint.index_check import MOST_INDEX_BYTES
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, checksum
 from drivetrain.checkpoint.place import Place
 from drivetrain.checkpoint.tensor_index import Piece
@@ -125,6 +126,7 @@ class ShardReader(StorageReader):
     def __init__(self, place: Place, manifest: Manifest) -> None:
         self._place = place
         self._folder = manifest.folder
+        self._sizes = {file.name: file.size for file in manifest.files}
         self._index = next((f for f in manifest.files if f.name == tensor_index.NAME), None)
         self._metadata: Metadata | None = None
 
@@ -134,10 +136,10 @@ class ShardReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
         """The index."""
         if self._metadata is None:
-            data = self._place.read(f"{self._folder}/{tensor_index.NAME}")
+            data = self._place.read(f"{self._folder}/{tensor_index.NAME}", most=MOST_INDEX_BYTES)
             if self._index is None or checksum(data) != self._index.crc32:
                 raise DamagedCheckpoint(f"{tensor_index.NAME} does not match its checksum")
-            self._metadata = tensor_index.from_json(data)
+            self._metadata = tensor_index.from_json(data, self._sizes)
         return self._metadata
 
     def set_up_storage_reader(
@@ -185,7 +187,8 @@ class ShardReader(StorageReader):
         described = tensor_index.described(metadata, index.fqn)
         chunk = next(c for c in described.chunks if c.offsets == (index.offset or c.offsets))
         try:
-            data = self._place.read(f"{self._folder}/{piece.file}", piece.start, piece.length)
+            name = f"{self._folder}/{piece.file}"
+            data = self._place.read(name, piece.start, piece.length, most=piece.length)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(f"{piece.file} is missing") from error
         if len(data) != piece.length or checksum(data) != piece.crc32:

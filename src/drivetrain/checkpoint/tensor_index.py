@@ -7,7 +7,6 @@ information as plain text: reading a checkpoint never runs code from it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,9 +20,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from drivetrain.checkpoint.index_check import NAME, read_index
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 
-NAME = "index.json"
+__all__ = ["NAME", "Piece", "described", "from_json", "to_json"]
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,17 @@ def to_json(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> bytes:
     return json.dumps(tensors).encode()
 
 
-def from_json(data: bytes) -> Metadata:
-    """Torch's own metadata, with our pieces as its storage data."""
-    try:
-        tensors = json.loads(data)
-        entries: dict[str, STORAGE_TYPES] = {}
-        pieces: dict[MetadataIndex, Piece] = {}
-        for name, entry in tensors.items():
-            chunks = []
-            for offsets, sizes, *where in entry["chunks"]:
-                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-                pieces[MetadataIndex(name, offsets)] = Piece(*where)
-            _check_covered(name, entry["size"], chunks)
-            properties = TensorProperties(dtype=_dtype(entry["dtype"]))
-            entries[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpoint(f"{NAME} cannot be read ({error})") from error
+def from_json(data: bytes, sizes: Mapping[str, int]) -> Metadata:
+    """Torch's own metadata, with our pieces as its storage data; `sizes` are the files' bytes."""
+    entries: dict[str, STORAGE_TYPES] = {}
+    pieces: dict[MetadataIndex, Piece] = {}
+    for name, entry in read_index(data, sizes).items():
+        chunks = []
+        for offsets, lengths, *where in entry["chunks"]:
+            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths)))
+            pieces[MetadataIndex(name, offsets)] = Piece(*where)
+        properties = TensorProperties(dtype=_dtype(entry["dtype"]))
+        entries[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
     return Metadata(state_dict_metadata=entries, storage_data=pieces)
 
 
@@ -79,14 +74,8 @@ def described(metadata: Metadata, name: str) -> TensorStorageMetadata:
     return entry
 
 
-def _check_covered(name: str, size: list[int], chunks: list[ChunkStorageMetadata]) -> None:
-    """What no piece covers would be left as it was, and nobody would notice."""
-    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
-        raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that do not make up the whole")
-
-
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name} is no number format")
+        raise DamagedCheckpoint(f"{NAME} cannot be read ({name} is no number format)")
     return dtype

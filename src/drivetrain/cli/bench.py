@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
 from drivetrain.bench.faults.recovery import run_recovery
 from drivetrain.bench.faults.scale import run_scale
 from drivetrain.bench.faults.supervision import run_supervision
@@ -16,6 +14,7 @@ from drivetrain.bench.reading.bench import run_reading
 from drivetrain.bench.steps import campaign
 from drivetrain.bench.targets.ray import run_ray
 from drivetrain.bench.targets.start import run_start
+from drivetrain.cli.terminal import terminal
 from drivetrain.testing.hosts import make_hosts
 
 
@@ -38,7 +37,7 @@ def run(name: str, output: str | None, rounds: int, ranks: int) -> None:
         "slow-link": lambda folder, _, __: run_slow_link(folder, make_hosts),
     }
     folder = Path(output or f"bench-{name}")
-    console = Console()
+    console = terminal(highlight=True)
     table = campaigns[name](folder, rounds, ranks)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     console.print(f"raw samples, table and plot: {folder}/", markup=False, highlight=False)

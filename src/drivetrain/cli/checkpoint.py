@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.locate import Located, damaged, locate
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.cli.terminal import terminal
 from drivetrain.core.units import readable_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def export(address: str, target: str, step: int | None, max_shard_gb: float) -> 
     except DamagedCheckpoint as error:
         raise damaged(manifest.folder, error) from error
     files = done.files[0] if len(done.files) == 1 else f"{len(done.files)} files"
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = terminal(soft_wrap=True, markup=False)
     console.print(
         f"{manifest.folder}: {done.num_tensors} tensors, {readable_bytes(done.num_bytes)} → "
         f"{target} ({files})"
@@ -105,7 +105,7 @@ def _show_entries(entries: Sequence[Entry], *, as_json: bool) -> None:
     table.add_column("layout, or what is wrong")
     for entry in entries:
         table.add_row(entry.folder, *_cells(entry))
-    Console(highlight=False, markup=False).print(table)
+    terminal(markup=False).print(table)
 
 
 def _cells(entry: Entry) -> tuple[str, str, str, str]:
@@ -143,7 +143,7 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
 
 
 def _show_differences(found: Comparison) -> None:
-    console = Console(highlight=False, markup=False)
+    console = terminal(markup=False)
     if found.is_same:
         console.print(f"the same: {found.num_identical} tensors bit for bit, and every value")
         return
@@ -168,4 +168,4 @@ def _shown(each: Difference) -> str:
 
 
 def _print_json(document: Any) -> None:
-    Console(soft_wrap=True, highlight=False, markup=False).print(json.dumps(document, indent=2))
+    terminal(soft_wrap=True, markup=False).print(json.dumps(document, indent=2))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from drivetrain.cli.terminal import terminal
 from drivetrain.config import load_config
 from drivetrain.config.keys import walk_fields
 
 
 def run(file: str | None, words: Sequence[str]) -> None:
     """Without arguments the keys; with some, the config they make."""
-    console = Console()
+    console = terminal(highlight=True)
     if file is not None or words:
         console.print(
             load_config(file, argv=words).to_yaml(), markup=False, highlight=False, end=""

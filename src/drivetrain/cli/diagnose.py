@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from drivetrain.cli.say import say
+from drivetrain.cli.terminal import terminal
 from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.run import diagnose
 
@@ -18,9 +20,9 @@ def run(address: str, *, as_json: bool) -> int:
     """Print the findings; 1 when one of them is an error."""
     findings = diagnose(address)
     if as_json:
-        print(json.dumps([finding.as_json() for finding in findings], indent=2))  # noqa: T201
+        say(json.dumps([finding.as_json() for finding in findings], indent=2))
     else:
-        _show(findings, Console(highlight=False, soft_wrap=False))
+        _show(findings, terminal(soft_wrap=False))
     return int(any(finding.severity is Severity.ERROR for finding in findings))
 
 

@@ -37,24 +37,24 @@ class Asked:
 
 def run(asked: Asked) -> int:
     """Examine and judge; 1 when something would break a run."""
-    from rich.console import Console
-
+    from drivetrain.cli.say import say
+    from drivetrain.cli.terminal import terminal
     from drivetrain.core.finding import together
     from drivetrain.doctor.checks import judge
     from drivetrain.doctor.examine import examine
     from drivetrain.doctor.report import as_dict, as_lines
 
     question = _question(asked)
-    with _channels(asked) as channels:
+    with _channels(asked, question) as channels:
         if channels is None:  # a member that answered; the first one speaks
             return 0
-        with Console(stderr=True).status("") as status:  # shown on a terminal only
+        with terminal(stderr=True).status("") as status:  # shown on a terminal only
             examination, lost = examine(channels, question, status.update)
     findings = together([*lost, *judge(examination)])
     if asked.as_json:
         sys.stdout.write(json.dumps(as_dict(examination, findings), indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(as_lines(examination, findings)) + "\n")
+        say("\n".join(as_lines(examination, findings)))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -76,13 +76,14 @@ def _question(asked: Asked) -> Question:
 
 
 @contextmanager
-def _channels(asked: Asked) -> Iterator[Sequence[Channel] | None]:
-    from drivetrain.doctor.channels import Here, over_ssh
+def _channels(asked: Asked, question: Question) -> Iterator[Sequence[Channel] | None]:
+    from drivetrain.doctor.channels import Here, Limits, over_ssh
     from drivetrain.doctor.meeting import meeting, num_members
     from drivetrain.launch.targets.hosts_file import read_hosts
 
     if asked.meet is not None:
-        with meeting(Path(asked.meet), num_members(asked.members)) as met:
+        limits = Limits(question.ports, tuple(question.places))
+        with meeting(Path(asked.meet), num_members(asked.members), limits) as met:
             yield met
         return
     if asked.hosts is None:

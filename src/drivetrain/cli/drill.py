@@ -12,11 +12,10 @@ from drivetrain.core.errors import ConfigError, Problem
 
 def run_campaign_verb(numbers: range, output: str) -> int:
     """Seeded random drills on the built-in workload; 1 when one of them failed."""
-    from rich.console import Console
-
+    from drivetrain.cli.terminal import terminal
     from drivetrain.testing.faults.campaign import plot, read_rows, run_campaign, table
 
-    console = Console(highlight=False)
+    console = terminal()
     target = Path(output)
     run_campaign(numbers, target, lambda text: console.print(text, markup=False, soft_wrap=True))
     rows = read_rows(target)
@@ -28,8 +27,7 @@ def run_campaign_verb(numbers: range, output: str) -> int:
 
 def run_script_verb(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
     """Each kind of fault once, on the user's own script."""
-    from rich.console import Console
-
+    from drivetrain.cli.terminal import terminal
     from drivetrain.testing.faults.drill import Setting, run_drill, run_reference, small_disk
     from drivetrain.testing.faults.script import ONE_HOST, Fault, Faults
 
@@ -37,7 +35,7 @@ def run_script_verb(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], 
     if unknown:
         known = ", ".join(ONE_HOST)
         raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
-    console = Console(highlight=False)
+    console = terminal()
     setting = Setting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
     passed = True
     with (

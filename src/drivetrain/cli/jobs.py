@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
+from drivetrain.cli.say import hand_on, say
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.plain_text import plain, plain_but_coloured
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request
 from drivetrain.launch.submission import Submission
@@ -20,9 +20,9 @@ def submit(request: Request) -> int:
         raise ConfigError(problems)
     if request.is_dry_run:
         rendered = target.render(job)
-        typer.echo(rendered.text, nl=False)
+        hand_on(plain(rendered.text))
         if rendered.command:
-            typer.echo(f"would be submitted by: {' '.join(rendered.command)}", err=True)
+            say(f"would be submitted by: {' '.join(rendered.command)}", err=True)
         return 0
     made = submission.submit(target, job)
     _say_submitted(made)
@@ -41,7 +41,7 @@ def show(folder: str) -> None:
         words = [f"{status.state:<9}", made.job.run_dir, f"{made.target.name} job {made.id}"]
         words += [f"on {','.join(status.hosts)}"] if status.hosts else []
         words += [f"({status.detail})"] if status.detail else []
-        typer.echo("  ".join(words))
+        say("  ".join(words))
 
 
 def show_logs(run: str, *, follow: bool) -> None:
@@ -49,17 +49,15 @@ def show_logs(run: str, *, follow: bool) -> None:
     _copy(submission.load(run), follow=follow)
 
 
-def stop(run: str) -> None:
+def stop(run: str, *, trust: bool) -> None:
     """Ask it to save and end."""
-    made = submission.stop(run)
-    typer.echo(
-        f"asked {made.target.name} job {made.id} to save and end; drivetrain resume {run} goes on"
-    )
+    made = submission.stop(run, trust=trust)
+    say(f"asked {made.target.name} job {made.id} to save and end; drivetrain resume {run} goes on")
 
 
-def resume(run: str) -> None:
+def resume(run: str, *, trust: bool) -> None:
     """Submit it again."""
-    _say_submitted(submission.resume(run))
+    _say_submitted(submission.resume(run, trust=trust))
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -72,11 +70,11 @@ def _say_submitted(made: Submission) -> None:
     job = made.job
     nodes = f"{job.num_nodes} node{'s' if job.num_nodes > 1 else ''}"
     devices = f"{job.gpus_per_node} GPUs each" if job.gpus_per_node else "no GPUs asked for"
-    typer.echo(
+    say(
         f"{made.target.name} job {made.id}: {nodes} × {job.processes_per_node} processes, {devices}"
     )
-    typer.echo(f"run directory: {job.run_dir}")
-    typer.echo(f"drivetrain logs {job.run_dir} -f")
+    say(f"run directory: {job.run_dir}")
+    say(f"drivetrain logs {job.run_dir} -f")
 
 
 def _wait(made: Submission) -> int:
@@ -84,13 +82,13 @@ def _wait(made: Submission) -> int:
     status = made.status()
     if status.state is State.FINISHED:
         return 0
-    typer.echo(f"{status.state}: {status.detail}", err=True)
+    say(f"{status.state}: {status.detail}", err=True)
     return status.exit_code or 1
 
 
 def _copy(made: Submission, *, follow: bool) -> None:
     try:
         for piece in made.logs(follow=follow):
-            typer.echo(piece, nl=False)
+            hand_on(plain_but_coloured(piece))
     except KeyboardInterrupt:  # only the following ends, not the run
-        typer.echo(err=True)
+        say(err=True)

@@ -17,6 +17,7 @@ from drivetrain.cli.commands import (
     planning,
     running,
 )
+from drivetrain.cli.say import say
 from drivetrain.core.errors import ConfigError, DrivetrainError
 
 app = typer.Typer(
@@ -35,7 +36,7 @@ app.add_typer(measuring.verbs, name="bench")
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 
@@ -54,8 +55,8 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
+        say(str(error), err=True)
         sys.exit(error.exit_code)
     except DrivetrainError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say(f"error: {error}", err=True)
         sys.exit(error.exit_code)

@@ -33,8 +33,7 @@ def run(asked: Asked, *, as_json: bool, picture: str | None, output: str | None)
     cluster = load_cluster(
         asked.cluster
     )  # before torch is loaded: a typing error is answered at once
-    from rich.console import Console
-
+    from drivetrain.cli.terminal import terminal
     from drivetrain.plan.plan import make_plan
     from drivetrain.plan.profile.profiling import Profiler
     from drivetrain.plan.profile.sources import find_subject
@@ -49,7 +48,7 @@ def run(asked: Asked, *, as_json: bool, picture: str | None, output: str | None)
         plot(plan, Path(picture))
     if output is not None:
         plan.write(Path(output))
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     if as_json:
         console.print(json.dumps(plan.to_dict(), indent=2), markup=False)
     else:
@@ -103,8 +102,7 @@ def probe(ranks: int, nodes: int, output: str) -> int:
     """Measure on real ranks, and write what was found as a cluster file."""
     import tempfile
 
-    from rich.console import Console
-
+    from drivetrain.cli.terminal import terminal
     from drivetrain.cluster.measured import cluster_file, to_yaml
     from drivetrain.launch.guardian import guard
 
@@ -118,7 +116,7 @@ def probe(ranks: int, nodes: int, output: str) -> int:
             return code
         file = cluster_file(json.loads(raw.read_text()))
     Path(output).write_text(to_yaml(file))
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     device = file.device
     if not isinstance(device, str) and device is not None:
         rates = ", ".join(f"{name} {rate:.3g}" for name, rate in device.peak_tflops.items())

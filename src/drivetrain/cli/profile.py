@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.diagnose.trace import Summary, summarize
 from drivetrain.launch.guardian import guard
@@ -34,7 +35,7 @@ class Choice:
 def run(words: list[str], choice: Choice) -> int:
     """Run the script with a profiler around the chosen steps, and say what they spent time on."""
     request = _request(choice)
-    console = Console(highlight=False)
+    console = terminal()
     if choice.nsys:
         console.print(nsys_command(words, request), markup=False, soft_wrap=True)
         return 0

@@ -20,14 +20,14 @@ def run(
     as_json: bool,
 ) -> int:
     """Rehearse, and say what came of it; 1 when something would have gone wrong."""
-    from rich.console import Console
+    from drivetrain.cli.terminal import terminal
 
     memory = None if device_memory is None else memory_size(device_memory)
 
     from drivetrain.rehearse.desk import Asked, rehearse
     from drivetrain.rehearse.show import as_dict, lines
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     with console.status("") as status:  # shown on a terminal only
         asked = Asked(words, world_size, ranks, memory, devices_per_node)
         rehearsal = rehearse(asked, status.update)

@@ -186,8 +186,8 @@ def _changes(text: str) -> tuple[str, list[Any]]:
 
 
 def _print(lines: list[str]) -> None:
-    from rich.console import Console
+    from drivetrain.cli.terminal import terminal
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     for line in lines:
         console.print(line, markup=False)

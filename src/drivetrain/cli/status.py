@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.units import readable_duration, readable_rate
 from drivetrain.record.ledger import CLASSES, Ledger
@@ -34,7 +34,7 @@ def status(address: str, *, as_json: bool) -> int:
     if as_json:
         print_json(as_document(found))
         return 0
-    console = Console(highlight=False)
+    console = terminal()
     console.print(headline(found))
     for line in figures(found):
         console.print(Text(f"  {line}"))
@@ -56,7 +56,7 @@ def runs(folder: str, *, as_json: bool) -> int:
     if as_json:
         print_json([as_document(each) for each in found])
         return 0
-    console = Console(highlight=False)
+    console = terminal()
     if not found:
         console.print(f"no runs in {folder}", markup=False)
         return 0
@@ -182,6 +182,4 @@ def as_document(found: Status) -> dict[str, Any]:
 
 def print_json(document: Any) -> None:
     """Plain, so that a pipe gets what a program expects."""
-    Console(highlight=False, soft_wrap=True).print(
-        json.dumps(document, indent=2), markup=False, highlight=False
-    )
+    terminal(soft_wrap=True).print(json.dumps(document, indent=2), markup=False, highlight=False)

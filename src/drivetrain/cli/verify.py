@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool) -> int:
     """Certify, and say so; 1 when it does not hold."""
-    from rich.console import Console
-
+    from drivetrain.cli.terminal import terminal
     from drivetrain.testing.faults.certificate import TOLERANCE, certify_resume
 
     certificate = certify_resume(words, steps, ranks, then_ranks)
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     if as_json:
         console.print(json.dumps(certificate.to_dict(), indent=2), markup=False)
         return 0 if certificate.holds else 1
@@ -44,15 +43,14 @@ def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_j
 
 def run_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
     """Certify, and say so; 1 when a layout does not hold."""
-    from rich.console import Console
-
+    from drivetrain.cli.terminal import terminal
     from drivetrain.testing.parity.layouts import parse_layouts
 
     asked = parse_layouts(layouts)  # before torch is loaded: a typing error is answered at once
 
     from drivetrain.testing.parity.certificate import certify_parity
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     with console.status("") as status:  # shown on a terminal only
 
         def say(name: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rich.console import Console
-
+from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.core.units import readable_bytes
@@ -32,7 +31,7 @@ def compare(here: str, there: str, output: str | None) -> int:
 
     runs = [view_whole(open_run(address), time.time()) for address in (here, there)]
     found = compare_runs(runs[0], runs[1])
-    show_comparison(found, Console(highlight=False, markup=False))
+    show_comparison(found, terminal(markup=False))
     if output is not None:
         from drivetrain.view.page.compare import compare_page
 
@@ -46,7 +45,7 @@ def watch(address: str, every_s: float, *, once: bool) -> int:
     from drivetrain.view.terminal.live import watch_live, watch_once
 
     follower = RunFollower(open_run(address))
-    console = Console(highlight=False)
+    console = terminal()
     if once or not console.is_terminal:
         watch_once(follower, console)
     else:
@@ -63,5 +62,5 @@ def _write_page(output: str, page: str) -> None:
     except OSError as error:
         rule, remedy = error.strerror or str(error), "give a file in a folder you may write to"
         raise ConfigError([Problem("--output", rule, remedy, output)]) from error
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = terminal(markup=False, soft_wrap=True)
     console.print(f"{output}: {readable_bytes(len(page.encode()))}")

@@ -20,7 +20,8 @@ from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, w
 from drivetrain.config.provenance import ResolvedConfig, Source
 from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.bounded import parse_yaml, read_text
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,8 +95,10 @@ def _split(
 
 def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}  # noqa: S506
-    except (OSError, UnicodeDecodeError) as error:
+        document = parse_yaml(read_text(file), _Loader) or {}
+    except DamagedRun as error:
+        return {}, [Problem("--config", str(error), "give the path of a YAML file", str(file))]
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return {}, [Problem("--config", reason, "give the path of a YAML file", str(file))]
     except yaml.YAMLError as error:
@@ -119,8 +122,8 @@ def _yaml_reason(error: yaml.YAMLError) -> str:
 
 def _parse(text: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError:
+        return parse_yaml(text, _Loader)
+    except (ValueError, yaml.YAMLError):
         return text
 
 

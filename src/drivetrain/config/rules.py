@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import Problem
+from drivetrain.core.plain_text import plain
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,16 @@ def _length(config: RunConfig) -> Iterator[Problem]:
             "set max_steps, or num_train_epochs",
             has_value=False,
         )
+
+
+def _name(config: RunConfig) -> Iterator[Problem]:
+    """A run's directory lies in output_dir, and its name is shown on terminals."""
+    name = config.name or ""
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or name == "." or ".." in parts:
+        yield Problem("name", "it would leave output_dir", "give a plain name", name)
+    elif plain(name) != name or any(len(part.encode()) > 200 for part in parts):
+        yield Problem("name", "no name of a folder", "up to 200 plain characters", plain(name))
 
 
 def _warmup(config: RunConfig) -> Iterator[Problem]:
@@ -287,6 +299,7 @@ _AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
 
 RULES: Sequence[Rule] = (
     Rule(("max_steps", "num_train_epochs"), _length),
+    Rule(("name",), _name),
     Rule(("max_steps", "optimization.warmup_steps"), _warmup),
     Rule(("optimization.learning_rate_scaling", "optimization.base_batch_size"), _scaling),
     Rule(("global_batch_size", "micro_batch_size", "reproducibility"), _micro_batch),

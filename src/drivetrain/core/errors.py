@@ -91,3 +91,9 @@ class NotSaved(DrivetrainError):
     """The last step could not be saved: what the run came to may be lost with its processes."""
 
     exit_code = 8
+
+
+class DamagedRun(DrivetrainError):
+    """What lies in a run's directory is not what Drivetrain writes there."""
+
+    exit_code = 9

@@ -19,7 +19,9 @@ def beside(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
+def write_whole(
+    path: Path, data: str | bytes, mode: int | None = None, *, sync: bool = False
+) -> None:
     """Write beside the file and rename over it; folders are made as needed.
 
     `sync`: it is on disk, not only in the system's cache, when the call returns.
@@ -29,6 +31,8 @@ def write_whole(path: Path, data: str | bytes, *, sync: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
+        if mode is not None:
+            partial.chmod(mode)
         if sync:
             sync_path(partial)
         partial.replace(path)

@@ -15,6 +15,8 @@ from typing import IO
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
 _held: set[IO[str]] = set()
+_MOST = 300
+"""Characters that say who holds a lock."""
 
 
 def try_lock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
@@ -50,8 +52,10 @@ def hold(path: Path, *, shared: bool = False) -> IO[str] | None:
 def holder(path: Path) -> tuple[str, int] | None:
     """The host and process id of who has the lock; None when nobody has."""
     try:
-        with path.open() as file:
-            return None if try_lock(file.fileno(), path, shared=True) else last_holder(path)
+        with open(path, opener=_open_now, errors="replace") as file:
+            if try_lock(file.fileno(), path, shared=True):
+                return None
+            return _named(file.read(_MOST)) or ("", 0)
     except FileNotFoundError:
         return None
 
@@ -59,10 +63,21 @@ def holder(path: Path) -> tuple[str, int] | None:
 def last_holder(path: Path) -> tuple[str, int] | None:
     """Who has taken it last, and may have it no more; None while it is just being taken."""
     try:
-        host, pid = path.read_text().split()
-        return host, int(pid)
-    except (FileNotFoundError, ValueError):
+        with open(path, opener=_open_now, errors="replace") as file:
+            return _named(file.read(_MOST))
+    except FileNotFoundError:
         return None
+
+
+def _named(text: str) -> tuple[str, int] | None:
+    """None when it is just being taken, or says nothing that can be understood."""
+    host, _, pid = text.partition(" ")
+    return (host, int(pid)) if pid.isascii() and pid.isdigit() and len(pid) < 10 else None
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Without waiting, should it be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _let_go() -> None:

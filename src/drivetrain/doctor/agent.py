@@ -7,6 +7,7 @@ answers in kind. It stays out of torch's way: nothing here imports it.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,19 @@ from drivetrain.doctor import links
 from drivetrain.doctor.host import host_facts
 from drivetrain.doctor.network import resolve
 
+TOKEN = re.compile(r"\.drivetrain-doctor-[0-9a-f]{8}")
+"""The name of a file that is left for others to see."""
+CALLS = frozenset(
+    {"facts", "clock", "listen", "hush", "resolve", "dial", "measure", "leave", "sees", "clear"}
+)
+
 
 class Agent:
     """Each public method is a request; arguments and answers are JSON."""
 
     def __init__(self) -> None:
         self._listener: links.Listener | None = None
+        self._left: set[Path] = set()
 
     def facts(self, ports: Sequence[int], places: Sequence[str]) -> dict[str, Any]:
         """HostFacts."""
@@ -67,12 +75,15 @@ class Agent:
         """
         whole = Path(folder).absolute()
         existing = next(each for each in (whole, *whole.parents) if each.is_dir())
-        (existing / name).write_text("drivetrain doctor\n", encoding="utf-8")
+        path = existing / _checked(name)
+        with path.open("x", encoding="utf-8") as file:  # never over another, or through a link
+            file.write("drivetrain doctor\n")
+        self._left.add(path)
         return str(existing)
 
     def sees(self, folder: str, name: str) -> bool:
         """Whether it is there, for this host; a shared file system may take a second."""
-        path = Path(folder) / name
+        path = Path(folder) / _checked(name)
         for _ in range(20):
             if path.exists():
                 return True
@@ -80,20 +91,29 @@ class Agent:
         return False
 
     def clear(self, folder: str, name: str) -> None:
-        """Take it away again."""
-        (Path(folder) / name).unlink(missing_ok=True)
+        """Take it away again: only what this agent has put there."""
+        path = Path(folder) / name
+        if path not in self._left:
+            raise ValueError(f"this agent did not leave {path}")
+        path.unlink(missing_ok=True)
 
 
 def answer(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
     """One request, one answer; what goes wrong is an answer, too."""
-    name = request["call"]
-    method: Callable[..., Any] | None = None if name.startswith("_") else getattr(agent, name, None)
-    if method is None:
+    name = request.get("call")
+    if name not in CALLS:
         return {"error": f"this agent does not know {name!r}; is Drivetrain older there?"}
+    method: Callable[..., Any] = getattr(agent, name)
     try:
         return {"answer": method(**request["with"])}
     except Exception as error:  # the desk decides what it means
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _checked(name: str) -> str:
+    if not TOKEN.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name that a doctor gives a file")
+    return name
 
 
 def main() -> None:

@@ -13,16 +13,22 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from drivetrain.core.errors import EnvironmentProblem, Problem
+from drivetrain.core.bounded import parse_json, read_text
+from drivetrain.core.errors import DamagedRun, EnvironmentProblem, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.doctor.agent import Agent, answer
 
 _PATIENCE_S = 60.0
 _POLL_S = 0.02
+_MEMBERS_CALLS = frozenset(
+    {"facts", "clock", "listen", "hush", "resolve", "dial", "measure", "sees"}
+)
+"""Whoever leads a meeting leaves and clears files itself."""
 _AGENT_MODULE = "drivetrain.doctor.agent"
 AGENT = (sys.executable, "-m", _AGENT_MODULE)
 
@@ -131,7 +137,7 @@ class Folder:
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
             if reply.exists():
-                return _unwrapped(self.name, json.loads(reply.read_text(encoding="utf-8")))
+                return _unwrapped(self.name, _read(reply))
             time.sleep(_POLL_S)
         raise _unreachable(self.name, f"no answer in {_PATIENCE_S:.0f} s")
 
@@ -140,7 +146,23 @@ class Folder:
         write_whole(self._folder / f"ask-{self._num_asked}", json.dumps({"call": "bye"}))
 
 
-def answer_in(folder: Path, patience_s: float) -> None:
+@dataclass(frozen=True)
+class Limits:
+    """What a member does for whoever asks: no more than its own command line names."""
+
+    ports: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
+
+    def refuses(self, call: Any, arguments: Mapping[str, Any]) -> bool:
+        """Nothing is written for another but in the places this member was itself told of."""
+        if call not in _MEMBERS_CALLS:
+            return True
+        ports = set(arguments.get("ports") or ())
+        places = set(arguments.get("places") or ())
+        return not (ports <= {0, *self.ports} and places <= set(self.places))
+
+
+def answer_in(folder: Path, patience_s: float, limits: Limits) -> None:
     """Be the agent of a Folder until told to go, or until nobody has asked for so long."""
     agent = Agent()
     number, deadline = 0, time.monotonic() + patience_s
@@ -149,19 +171,39 @@ def answer_in(folder: Path, patience_s: float) -> None:
         if not path.exists():
             time.sleep(_POLL_S)
             continue
-        request = json.loads(path.read_text(encoding="utf-8"))
-        if request["call"] == "bye":
+        request = _read(path)
+        if request.get("call") == "bye":
             break
-        write_whole(folder / f"answer-{number}", json.dumps(answer(agent, request)))
+        write_whole(folder / f"answer-{number}", json.dumps(_answer(agent, request, limits)))
         number, deadline = number + 1, time.monotonic() + patience_s
     agent.hush()
 
 
+def _answer(agent: Agent, request: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    if "error" in request:
+        return dict(request)
+    call, arguments = request.get("call"), request.get("with")
+    try:
+        if not isinstance(arguments, dict) or limits.refuses(call, arguments):
+            return {"error": f"a member of a meeting does not do {call!r} with {arguments!r}"}
+    except TypeError:  # what cannot be compared is not what was agreed on
+        return {"error": f"a member of a meeting does not do {call!r}"}
+    return answer(agent, request)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What another has put into the folder; an error, as an answer, when it is no message."""
+    try:
+        message = parse_json(read_text(path))
+    except (OSError, ValueError, DamagedRun) as error:
+        return {"error": f"what was written cannot be read ({error})"}
+    return message if isinstance(message, dict) else {"error": "what was written is no message"}
+
+
 def _unwrapped(name: str, reply: dict[str, Any]) -> Any:
-    if "error" in reply:
-        raise AgentLost(
-            [Problem(f"doctor on {name}", reply["error"], "see that host", has_value=False)]
-        )
+    if "answer" not in reply:
+        said = str(reply.get("error") or "no answer")
+        raise AgentLost([Problem(f"doctor on {name}", said, "see that host", has_value=False)])
     return reply["answer"]
 
 

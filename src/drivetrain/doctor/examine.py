@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.core.finding import Finding
@@ -89,12 +89,13 @@ def examine(
 def _facts(channel: Channel, ports: list[int], places: list[str]) -> Member | Finding:
     try:
         answer = channel.ask("facts", ports=ports, places=places)
+        return Member(channel, TypeAdapter(HostFacts).validate_python(answer))
     except AgentLost as error:
-        problem = error.problems[0]
-        return Finding(
-            "reach", "error", (channel.name,), "cannot be examined", problem.rule, problem.remedy
-        )
-    return Member(channel, TypeAdapter(HostFacts).validate_python(answer))
+        rule, remedy = error.problems[0].rule, error.problems[0].remedy
+    except ValidationError as error:
+        rule = f"its answer is none ({error.error_count()} facts are missing or wrong)"
+        remedy = "is the same Drivetrain installed there?"
+    return Finding("reach", "error", (channel.name,), "cannot be examined", rule, remedy)
 
 
 def _clock(member: Member) -> Clock:

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.core.errors import ConfigError, Problem
+from pydantic import TypeAdapter
+
+from drivetrain.core.bounded import one_line, read_json
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
+from drivetrain.launch.trust import check_own
 
 FILE = "job.json"
+OWN_MODE = 0o644
+"""Whatever the umask: what is run by these files only their owner may change."""
+_ID = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:/-]*")
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def submit(target: Target, job: Job) -> Submission:
         raise ConfigError(problems)
     rendered = target.render(job)
     folder = Path(job.run_dir)
-    write_whole(folder / rendered.filename, rendered.text)
+    write_whole(folder / rendered.filename, rendered.text, mode=OWN_MODE)
     job_id = target.submit(job, rendered)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     submission = Submission(target, job, job_id, now)
@@ -62,19 +70,30 @@ def find(run_dir: str | Path) -> Submission | None:
     """The submission of a run; None when it was not submitted to a target."""
     path = Path(run_dir) / FILE
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
+        return _checked(read_json(path), path.parent)
     except FileNotFoundError:
         return None
-    job: dict[str, Any] = {
-        name: _tuples(value) if isinstance(value, list) else value
-        for name, value in values["job"].items()
-    }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # pydantic's are ValueErrors
+        reason = one_line(error)[:200]
+        raise DamagedRun(f"{path}: not a job that Drivetrain submitted ({reason})") from None
+
+
+def _checked(values: dict[str, Any], folder: Path) -> Submission:
+    """Every value of its kind; what reaches a scheduler's command line is a word."""
     options = dict(values["target"])
-    target = with_options(target_type(options.pop("name")), options)
-    found = Job(**job)
+    kind = target_type(str(options.pop("name")))
+    target = TypeAdapter(kind).validate_python(vars(with_options(kind, options)))
+    job = TypeAdapter(Job).validate_python(vars(Job(**values["job"])))
+    job_id, submitted_at = values["id"], values["submitted_at"]
+    if not (isinstance(job_id, str) and _ID.fullmatch(job_id)):
+        raise ValueError(f"{job_id!r} is no job's id")
+    if not 0 <= job.grace_s < 1e6:
+        raise ValueError(f"grace_s is {job.grace_s:g}")
+    if not isinstance(values["is_stopped"], bool):
+        raise ValueError("is_stopped is neither true nor false")
     if not getattr(target, "run_is_elsewhere", False):
-        found = _where_it_is(found, path.parent)
-    return Submission(target, found, values["id"], values["submitted_at"], values["is_stopped"])
+        job = _where_it_is(job, folder)
+    return Submission(target, job, job_id, str(submitted_at), values["is_stopped"])
 
 
 def _where_it_is(job: Job, folder: Path) -> Job:
@@ -95,22 +114,35 @@ def load(run_dir: str | Path) -> Submission:
     return found
 
 
-def stop(run_dir: str | Path) -> Submission:
+def stop(run_dir: str | Path, *, trust: bool = False) -> Submission:
     """Ask the run to save and end, and remember that it was asked."""
-    submission = dataclasses.replace(load(run_dir), is_stopped=True)
+    submission = dataclasses.replace(_own(run_dir, trust=trust), is_stopped=True)
     _save(submission)
     submission.target.stop(submission.job, submission.id)
     return submission
 
 
-def resume(run_dir: str | Path) -> Submission:
+def resume(run_dir: str | Path, *, trust: bool = False) -> Submission:
     """Submit the same job again: it goes on from its last checkpoint."""
-    before = load(run_dir)
+    before = _own(run_dir, trust=trust)
     state = before.status().state
     if state in (State.WAITING, State.RUNNING):
         remedy = f"drivetrain logs {run_dir} -f follows it"
         raise ConfigError([Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))])
     return submit(before.target, before.job)
+
+
+def _own(run_dir: str | Path, *, trust: bool) -> Submission:
+    """A submission to act on: this user's, and of this very directory."""
+    submission, folder = load(run_dir), Path(run_dir)
+    if not trust:
+        check_own(folder / FILE)
+    there = Path(submission.job.run_dir)
+    if not (there.exists() and there.samefile(folder)):
+        rule = f"its job.json is of another directory, {there}: it was moved or copied"
+        remedy = "start the command again with this --run-dir"
+        raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
+    return submission
 
 
 def _save(submission: Submission) -> None:
@@ -121,12 +153,9 @@ def _save(submission: Submission) -> None:
         "submitted_at": submission.submitted_at,
         "is_stopped": submission.is_stopped,
     }
-    write_whole(Path(submission.job.run_dir) / FILE, json.dumps(values, indent=2) + "\n")
+    text = json.dumps(values, indent=2) + "\n"
+    write_whole(Path(submission.job.run_dir) / FILE, text, mode=OWN_MODE)
 
 
 def _asdict(value: Any) -> dict[str, Any]:
     return dataclasses.asdict(value)
-
-
-def _tuples(value: list[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(item) if isinstance(item, list) else item for item in value)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from tempfile import TemporaryDirectory
 
 from drivetrain.core.children import end_child
 from drivetrain.core.errors import ConfigError, Problem
@@ -60,11 +61,14 @@ class Rehearsal:
 
 def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehearsal:
     """Run the script as each of the ranks that stand for all."""
-    from torch._C._distributed_c10d import TCPStore
-
     _check(asked)
+    # a folder that only this user can open: what ranks write to each other decides what they do
+    with TemporaryDirectory(prefix="drivetrain-rehearse-") as folder:
+        return _rehearse(asked, f"{folder}/letters", say)
+
+
+def _rehearse(asked: Asked, letters: str, say: Callable[[str], None]) -> Rehearsal:
     began = time.perf_counter()
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ[SCRIPT] = asked.words[0]
     part = Part(
         asked.words,
@@ -72,7 +76,7 @@ def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehea
         asked.world_size,
         asked.devices_per_node,
         asked.device_memory_bytes,
-        store.port,
+        letters,
         asked.timeout_s,
     )
     ranks: list[_Process] = []

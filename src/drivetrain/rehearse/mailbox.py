@@ -8,29 +8,22 @@ speaks, from its own exchange along the same axes.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store
 
 from drivetrain.parallel.layout import Layout
+from drivetrain.rehearse import letter
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.sample import axes_of, speaker_for
 
 
 class NotTogether(Exception):
     """A rank of the group does something else, or never comes."""
-
-
-@dataclass(frozen=True)
-class _Letter:
-    call: Call
-    values: tuple[torch.Tensor, ...]
 
 
 class Mailbox:
@@ -52,11 +45,10 @@ class Mailbox:
         along = f"{axes_of(call.ranks, self._layout)}/{len(call.ranks)}"
         self._turns[along] += 1
         turn = f"{along}/{self._turns[along]}"
-        letter = _Letter(call, tuple(value.detach().clone() for value in values))
-        self._store.set(f"{turn}/{self._rank}", pickle.dumps(letter).hex())
+        self._store.set(f"{turn}/{self._rank}", letter.written(call, values))
         speakers = [self._speaker(rank) for rank in call.ranks]
         letters = {rank: self._read(turn, rank, call) for rank in dict.fromkeys(speakers)}
-        return [list(letters[rank].values) for rank in speakers]
+        return [letters[rank] for rank in speakers]
 
     def _speaker(self, rank: int) -> int:
         if rank not in self._speakers:
@@ -65,30 +57,31 @@ class Mailbox:
 
     def send(self, call: Call, values: Sequence[torch.Tensor]) -> None:
         """To one other rank, which may read it later."""
-        letter = _Letter(call, tuple(value.detach().clone() for value in values))
         key = f"{self._next(self._rank, call.peer)}/{self._rank}"
-        self._store.set(key, pickle.dumps(letter).hex())
+        self._store.set(key, letter.written(call, values))
 
     def receive(self, call: Call) -> list[torch.Tensor] | None:
         """From one other rank; None when that is not rehearsed."""
         if call.peer is None or call.peer not in self._rehearsed:
             return None
         pair = self._next(call.peer, self._rank)
-        return list(self._read(pair, call.peer, replace(call, name="send")).values)
+        return self._read(pair, call.peer, replace(call, name="send"))
 
     def _next(self, sender: int | None, receiver: int | None) -> str:
         pair = f"{sender}-{receiver}"
         self._turns[pair] += 1
         return f"{pair}/{self._turns[pair]}"
 
-    def _read(self, group: str, rank: int, call: Call) -> _Letter:
+    def _read(self, group: str, rank: int, call: Call) -> list[torch.Tensor]:
         key = f"{group}/{rank}"
         try:
             self._store.wait([key], self._timeout)
         except Exception as error:
             raise NotTogether(f"rank {rank} never came to {call.name}") from error
-        # written a moment ago by another rank of this rehearsal
-        letter: Any = pickle.loads(bytes.fromhex(self._store.get(key).decode()))  # noqa: S301
-        if letter.call.shape != call.shape:
-            raise NotTogether(f"rank {rank} came to {letter.call.name}, not to {call.name}")
-        return _Letter(letter.call, letter.values)
+        try:
+            shape, values = letter.read(self._store.get(key))
+        except ValueError as error:
+            raise NotTogether(f"what rank {rank} said cannot be read ({error})") from None
+        if shape != call.shape:
+            raise NotTogether(f"rank {rank} came to {shape[0]}, not to {call.name}")
+        return values

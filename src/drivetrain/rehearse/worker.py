@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.world import layout_from
@@ -42,7 +42,8 @@ class Part:
     world_size: int
     devices_per_node: int
     device_memory_bytes: int | None
-    store_port: int
+    letters: str
+    """The file that they write to each other in."""
     timeout_s: float
     chosen: tuple[Chosen, ...] = ()
     """Every rank that is rehearsed; empty for the first, which finds out the layout."""
@@ -69,7 +70,7 @@ class _Rank:
         if not self.chosen:
             self.connection.send(layout)
             self.chosen = self.connection.recv()
-        store = TCPStore("127.0.0.1", self.part.store_port, is_master=False)
+        store = FileStore(self.part.letters)
         ranks = [each.rank for each in self.chosen]
         patience_s = self.part.timeout_s / 5  # before the desk loses its own
         self.tensors.mailbox = Mailbox(store, self.part.rank, ranks, layout, patience_s)

@@ -27,3 +27,7 @@ OneCheckpoint = Annotated[
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Though others could have written its job.json.")
+]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands.options import Run
+from drivetrain.cli.commands.options import Run, Trust
 
 verbs = typer.Typer()
 
@@ -93,19 +93,19 @@ def logs(
 
 
 @verbs.command()
-def stop(run: Run) -> None:
+def stop(run: Run, trust: Trust = False) -> None:
     """Ask a submitted run to save and end."""
     from drivetrain.cli.jobs import stop as stop_run
 
-    stop_run(run)
+    stop_run(run, trust=trust)
 
 
 @verbs.command(name="resume")
-def resume_run(run: Run) -> None:
+def resume_run(run: Run, trust: Trust = False) -> None:
     """Submit a run again, as it was: it goes on from its last checkpoint."""
     from drivetrain.cli.jobs import resume as resume_job
 
-    resume_job(run)
+    resume_job(run, trust=trust)
 
 
 @verbs.command()

@@ -26,8 +26,9 @@ class Prometheus(Section):
 
     port: int = Field(default=9464, ge=0, le=65535)
     """Another is taken when it is not free; prometheus/ beside the run's directory says which."""
-    host: str = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
-    """The address to listen on."""
+    host: str = "127.0.0.1"
+    """The address to listen on: this machine's own, so that nobody else reads the metrics;
+    0.0.0.0 for a Prometheus that comes from another."""
 
 
 class Wandb(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.core.errors import DrivetrainError
+from drivetrain.core.bounded import read_json, read_text
+from drivetrain.core.errors import DamagedRun, DrivetrainError
 from drivetrain.launch.conducting.conductor import END, RESUME_ME
 from drivetrain.launch.conducting.lock import holder
 from drivetrain.launch.conducting.member import FILE as MEMBERS
@@ -22,6 +22,7 @@ from drivetrain.launch.tail import tail
 from drivetrain.launch.target import State, Status
 
 _START_S = 30.0
+_MODULE = "drivetrain.launch.conducting.conductor"
 
 
 class Conducted:
@@ -47,7 +48,7 @@ def start(job: Job) -> str:
     (run_dir / LOGS).mkdir(exist_ok=True)
     with (run_dir / LOGS / "conductor.txt").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "drivetrain.launch.conducting.conductor", str(run_dir)],
+            [sys.executable, "-m", _MODULE, str(run_dir.absolute())],
             cwd=job.working_dir,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -57,7 +58,7 @@ def start(job: Job) -> str:
     deadline_s = time.monotonic() + _START_S
     while holder(run_dir) is None and not (run_dir / END).exists():
         if process.poll() is not None or time.monotonic() > deadline_s:
-            said = (run_dir / LOGS / "conductor.txt").read_text()
+            said = read_text(run_dir / LOGS / "conductor.txt")
             raise DrivetrainError(f"the job could not be started: {said.strip()}")
         time.sleep(0.02)
     return f"{socket.gethostname()}:{process.pid}"
@@ -70,7 +71,9 @@ def poll(job: Job, job_id: str) -> Status:
     if holder(run_dir):
         return Status(State.RUNNING, hosts=hosts)
     try:
-        code = int(json.loads((run_dir / END).read_text())["exit_code"])
+        code = int(read_json(run_dir / END)["exit_code"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRun(f"{run_dir / END}: no exit code in it ({error})") from None
     except FileNotFoundError:
         return Status(State.FAILED, f"its conductor, {job_id}, was killed", hosts)
     if code == 0:
@@ -99,7 +102,39 @@ def stop(job: Job, job_id: str) -> None:
     host, pid = found
     if host != socket.gethostname():
         raise DrivetrainError(f"job {job_id} was started on {host}: stop it there")
-    os.kill(pid, signal.SIGTERM)
+    signal_conductor(run_dir, pid)
     deadline_s = time.monotonic() + job.grace_s + 30
     while holder(run_dir) and time.monotonic() < deadline_s:
         time.sleep(0.1)
+
+
+def signal_conductor(run_dir: Path, pid: int) -> None:
+    """SIGTERM to a process, if it is the conductor of this run: a file may name any."""
+    if pid > 1 and _is_conductor(run_dir, pid):
+        os.kill(pid, signal.SIGTERM)
+        return
+    raise DrivetrainError(
+        f"{run_dir}: its lock names process {pid}, which is not the conductor of this run;"
+        " nothing was stopped: see what it is, and end it by hand"
+    )
+
+
+def _is_conductor(run_dir: Path, pid: int) -> bool:
+    """By its command line, as the system knows it."""
+    try:
+        words = read_command(pid)
+        named = Path(words[-1])
+        return _MODULE in words and named.is_absolute() and named.samefile(run_dir)
+    except (OSError, IndexError):
+        return False
+
+
+def read_command(pid: int) -> list[str]:
+    """The words a process was started with; from ps where there is no /proc."""
+    if Path("/proc/self/cmdline").exists():
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return data.decode(errors="replace").rstrip("\0").split("\0")
+    command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    before, found, run_dir = said.partition(f" {_MODULE} ")
+    return [*before.split(), _MODULE, run_dir] if found else said.split()

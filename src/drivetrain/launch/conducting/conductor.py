@@ -22,6 +22,7 @@ from types import FrameType
 from drivetrain.core.files import write_whole
 from drivetrain.launch.conducting.lock import hold
 from drivetrain.launch.conducting.member import FILE, LOGS, Member, read_members
+from drivetrain.launch.trust import check_own
 
 END = "conductor-end.json"
 
@@ -149,6 +150,7 @@ def conduct(run_dir: Path) -> int:
         sys.stderr.write(f"{run_dir}: another conductor is at work\n")
         return 1
     (run_dir / END).unlink(missing_ok=True)
+    check_own(run_dir / FILE)
     content = read_members(run_dir / FILE)
     (run_dir / LOGS).mkdir(exist_ok=True)
     playing = [_Playing(m, run_dir / LOGS / f"{m.host}.txt") for m in content.members]

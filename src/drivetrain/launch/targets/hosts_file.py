@@ -7,11 +7,16 @@ node-b slots=8 address=10.0.0.2
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.bounded import read_text
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*")
+"""Nothing that ssh would take for an option, or a shell for anything."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,10 @@ class Machine:
 def read_hosts(path: Path) -> tuple[Machine, ...]:
     """Every machine of the file, or everything that is wrong with it."""
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        problem = Problem("--hosts", error.strerror or "cannot be read", "give a file", str(path))
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError, DamagedRun) as error:
+        reason = getattr(error, "strerror", None) or f"cannot be read ({error})"
+        problem = Problem("--hosts", reason, "give a file", str(path))
         raise ConfigError([problem]) from None
     problems: list[Problem] = []
     machines = list(_machines(path, lines, problems))
@@ -60,10 +66,16 @@ def _machines(path: Path, lines: list[str], problems: list[Problem]) -> Iterator
         slots = values.pop("slots", None)
         address = values.pop("address", None)
         where = f"{path}:{number}"
+        for name in filter(None, (words[0], address)):
+            if not _NAME.fullmatch(name):
+                remedy = "NAME or USER@NAME, as ssh knows it"
+                problems.append(Problem(where, "not a machine's name", remedy, name))
         for key, value in values.items():
             shown = f"{key}={value}" if value else key
             problems.append(Problem(where, "not understood", "NAME slots=N address=A", shown))
-        if slots is not None and (not slots.isdigit() or int(slots) < 1):
+        if slots is not None and (
+            not (slots.isascii() and slots.isdigit() and len(slots) < 10) or int(slots) < 1
+        ):
             problems.append(Problem(where, "slots must be a whole number from 1", "slots=8", slots))
             slots = None
         yield Machine(words[0], None if slots is None else int(slots), address)

@@ -35,14 +35,13 @@ class PrometheusSink:
         self._registry = client.CollectorRegistry()
         self._labels = {"run": directory.path.name, "host": socket.gethostname()}
         self._gauges: dict[str, Any] = {}
-        self._server, self._thread = self._listen(
-            str(settings.get("host", "0.0.0.0")),  # noqa: S104 - a scraper comes from elsewhere
-            int(settings.get("port", 9464)),
-        )
+        host = str(settings.get("host", "127.0.0.1"))
+        self._server, self._thread = self._listen(host, int(settings.get("port", 9464)))
         port = self._server.server_port
         name = f"{directory.path.name}-{self._labels['host']}.json"
         self._note = directory.path.parent / "prometheus" / name
-        target = {"targets": [f"{self._labels['host']}:{port}"], "labels": self._labels}
+        reached_at = host if host.startswith("127.") else self._labels["host"]
+        target = {"targets": [f"{reached_at}:{port}"], "labels": self._labels}
         write_whole(self._note, json.dumps([target]) + "\n")
 
     def write(self, batch: Sequence[Scalars]) -> None:

@@ -7,7 +7,6 @@ the node's own: thousands of nodes that live change nothing that anybody else mu
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import struct
 import time
@@ -19,12 +18,17 @@ from pathlib import Path
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
+from drivetrain.core.bounded import read_bytes
+from drivetrain.core.errors import DamagedRun
 from drivetrain.core.files import write_whole
 from drivetrain.core.locks import try_lock
+from drivetrain.supervise.meeting import node_list
 
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
 _GOODBYE = b"has left".ljust(16)
+_MOST_BYTES = 64 << 20
+"""Of the list: a quarter of a million nodes."""
 _TRIES = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 2.0
 
@@ -53,20 +57,31 @@ class MeetingFolder:
     def head(self) -> Head | None:
         """None when there is no list."""
         found = self._bytes(_HEAD.size)
-        return None if found is None else Head(*_HEAD.unpack(found))
+        try:
+            return None if found is None else Head(*_HEAD.unpack(found))
+        except struct.error as error:
+            raise self._damaged(error) from None
 
     def read(self) -> tuple[_RendezvousState, Head] | None:
         """The list; writers rename, so a reader needs no lock."""
         found = self._bytes()
         if found is None:
             return None
-        state = pickle.loads(found[_HEAD.size :])  # noqa: S301 - written by the other supervisors
-        return state, Head(*_HEAD.unpack_from(found))
+        try:
+            state = node_list.from_json(found[_HEAD.size :])
+            return state, Head(*_HEAD.unpack_from(found))
+        except (ValueError, struct.error) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> DamagedRun:
+        return DamagedRun(
+            f"{self._list}: not a list of nodes; remove {self.path} and start again ({error})"
+        )
 
     def write(self, state: _RendezvousState, head: Head) -> None:
         """Only by whoever has the lock."""
         try:
-            write_whole(self._list, _HEAD.pack(head.version, head.turn) + pickle.dumps(state))
+            write_whole(self._list, _HEAD.pack(head.version, head.turn) + node_list.to_json(state))
         except OSError as error:
             raise RendezvousConnectionError(str(error)) from error
 
@@ -144,11 +159,10 @@ class MeetingFolder:
                 old.unlink(missing_ok=True)
             return True
 
-    def _bytes(self, most: int = -1) -> bytes | None:
+    def _bytes(self, most: int | None = None) -> bytes | None:
         for _ in range(_TRIES):
             try:
-                with self._list.open("rb") as file:
-                    return file.read(most)
+                return read_bytes(self._list, length=most, most=_MOST_BYTES)
             except FileNotFoundError:
                 return None
             except OSError as error:  # a file system that is shared has its moments

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousExitOp,
 )
 
+from drivetrain.core.bounded import read_text
 from drivetrain.core.files import write_whole
 from drivetrain.supervise.meeting.folder import FINISHED, MeetingFolder
 from drivetrain.supervise.meeting.rules import ListOfNodes, Orderly
@@ -141,7 +142,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         first = next(str(node) for node, rank in state.participants.items() if rank == 0)
         while time.monotonic() < deadline_s:
             try:
-                address, port, node = path.read_text().split(" ", 2)
+                address, port, node = read_text(path).split(" ", 2)
             except (FileNotFoundError, ValueError):
                 time.sleep(_POLL_S)
                 continue

@@ -1,0 +1,130 @@
+"""Is a checkpoint's index one that Drivetrain wrote? Pure, and without torch.
+
+Checksums find damage; they do not find an index that somebody made to be wrong. Each piece must lie
+in a file of the checkpoint, inside it, on bytes of its own, and the pieces of a tensor must be all
+of it: what two pieces claimed or none did would be loaded as something else than was trained.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.core.bounded import parse_json
+
+NAME = "index.json"
+MOST_INDEX_BYTES = 8 << 30
+"""Tens of millions of pieces."""
+_BITS = re.compile(r"\D*?(\d+)\D*")
+_BYTES = {"bool": 1, "half": 2, "float": 4, "double": 8, "short": 2, "int": 4, "long": 8}
+Box = tuple[Sequence[int], Sequence[int]]
+
+
+def read_index(data: bytes, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The document, checked against the checkpoint's files and their sizes in bytes."""
+    try:
+        tensors = parse_json(data)
+        taken: dict[str, list[tuple[int, int]]] = {}
+        for name, entry in tensors.items():
+            _check_tensor(name, entry, sizes, taken)
+    except DamagedCheckpoint:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{NAME} cannot be read ({error})") from error
+    for file, ranges in taken.items():
+        if _overlap_on_a_line(ranges):
+            raise DamagedCheckpoint(f"{NAME} lists pieces that overlap in {file}")
+    found: dict[str, Any] = tensors
+    return found
+
+
+def _check_tensor(
+    name: str,
+    entry: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    taken: dict[str, list[tuple[int, int]]],
+) -> None:
+    whole, boxes = _numbers(entry["size"]), []
+    for offsets, lengths, file, start, length, crc32 in entry["chunks"]:
+        box = _numbers(offsets, len(whole)), _numbers(lengths, len(whole))
+        if any(at + size > most for at, size, most in zip(*box, whole, strict=True)):
+            raise DamagedCheckpoint(f"{NAME} lists a piece of {name} outside of it")
+        if not isinstance(file, str) or file not in sizes:
+            raise DamagedCheckpoint(
+                f"{NAME}: {name} lies in {file!r}, not a file of this checkpoint"
+            )
+        if not _is_within(start, length, sizes[file]):
+            raise DamagedCheckpoint(f"{NAME} lists a piece of {name} outside of {file}")
+        if not _fits(entry["dtype"], math.prod(box[1]), length):
+            raise DamagedCheckpoint(f"{NAME} gives {name} a wrong form")
+        if not isinstance(crc32, str):
+            raise TypeError(f"{name} has no checksum")
+        boxes.append(box)
+        if length:
+            taken.setdefault(file, []).append((start, start + length))
+    if sum(math.prod(lengths) for _, lengths in boxes) != math.prod(whole):
+        raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that do not make up the whole")
+    if _overlap(boxes):
+        raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that overlap")
+
+
+def _numbers(values: Any, count: int | None = None) -> list[int]:
+    if not isinstance(values, list) or any(type(each) is not int or each < 0 for each in values):
+        raise ValueError(f"{values!r} is no shape")
+    if count is not None and len(values) != count:
+        raise ValueError(f"{values!r} has not {count} dimensions")
+    return values
+
+
+def _is_within(start: Any, length: Any, size: int) -> bool:
+    whole = type(start) is int and type(length) is int
+    return whole and start >= 0 and length >= 0 and start + length <= size
+
+
+def _fits(dtype: Any, count: int, length: int) -> bool:
+    """Whether so many numbers take so many bytes; a format that is not known here may."""
+    if not isinstance(dtype, str):
+        raise TypeError(f"{dtype!r} is no number format")
+    bits = _BITS.fullmatch(dtype.partition("_")[0])
+    if dtype in _BYTES:
+        return count * _BYTES[dtype] == length
+    if bits is None or dtype.startswith(("q", "bits")):
+        raise ValueError(f"{dtype} is no number format")
+    return int(bits[1]) < 8 or count * int(bits[1]) == length * 8
+
+
+def _overlap(boxes: Iterable[Box]) -> bool:
+    """Sweeps along the dim with the most beginnings: there few are open at a time."""
+    filled = [box for box in boxes if math.prod(box[1])]
+    if len(filled) < 2:
+        return False
+    num_dims = len(filled[0][0])
+    if num_dims == 0:
+        return True
+    dim = max(range(num_dims), key=lambda d: len({offsets[d] for offsets, _ in filled}))
+    return any(_meet(one, other) for one, other in _neighbours(filled, dim))
+
+
+def _neighbours(boxes: list[Box], dim: int) -> Iterator[tuple[Box, Box]]:
+    """Pairs that are open at the same time along a dim."""
+    open_boxes: list[Box] = []
+    for box in sorted(boxes, key=lambda each: each[0][dim]):
+        at = box[0][dim]
+        open_boxes = [each for each in open_boxes if each[0][dim] + each[1][dim] > at]
+        yield from ((box, each) for each in open_boxes)
+        open_boxes.append(box)
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return all(
+        a < b + b_size and b < a + a_size for a, a_size, b, b_size in zip(*one, *other, strict=True)
+    )
+
+
+def _overlap_on_a_line(ranges: list[tuple[int, int]]) -> bool:
+    ordered = sorted(ranges)
+    return any(end > start for (_, end), (start, _) in pairwise(ordered))
