@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,7 @@ def test_flags_of_job_target_and_script_are_told_apart(desk: Path) -> None:
         processes_per_node=8,
         gpus_per_node=8,
         time_limit_s=7200,
+        owner=f"{getpass.getuser()}@{socket.gethostname()}",
     )
 
 

@@ -32,6 +32,8 @@ class Job:
     """How long the ranks may take to save once they are asked to stop."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables the ranks need that the target would not hand on by itself."""
+    owner: str = ""
+    """user@host that submitted the run first: two users' runs may have the same path."""
 
     @property
     def is_elastic(self) -> bool:

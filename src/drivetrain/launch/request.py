@@ -9,7 +9,9 @@ also stand in a file (`--launch-file launch.yaml`, the flags' names as keys), an
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from drivetrain.launch.command import (
     parse_command,
 )
 from drivetrain.launch.job import Job, seconds_of
+from drivetrain.launch.submission import find
 from drivetrain.launch.target import (
     TARGETS,
     FillsIn,
@@ -131,7 +134,20 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
         time_limit_s=None if args.time is None else seconds_of(args.time),
         grace_s=args.grace_period,
         environment=tuple(_variable(text) for text in args.env),
+        owner=_owner(run_dir),
     )
+
+
+def _owner(run_dir: str) -> str:
+    """Whose the run is: of a run that was submitted before, who did that."""
+    before = find(run_dir)
+    if before is not None:
+        return before.job.owner
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _nodes(text: str) -> tuple[int, int]:

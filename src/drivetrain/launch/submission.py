@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
@@ -35,7 +35,7 @@ class Submission:
     def status(self) -> Status:
         """What the scheduler says; a run that was asked to stop has not failed."""
         found = self.target.poll(self.job, self.id)
-        if self.is_stopped and found.state is State.FAILED:
+        if self.is_stopped and found.state in (State.FAILED, State.UNKNOWN):
             return dataclasses.replace(found, state=State.STOPPED)
         return found
 
@@ -46,7 +46,7 @@ class Submission:
 
 def submit(target: Target, job: Job) -> Submission:
     """Check, render, remember, hand over."""
-    if problems := target.problems(job):
+    if problems := [*target.problems(job), *_still_there(job.run_dir)]:
         raise ConfigError(problems)
     rendered = target.render(job)
     folder = Path(job.run_dir)
@@ -86,21 +86,39 @@ def load(run_dir: str | Path) -> Submission:
     return found
 
 
+def _still_there(run_dir: str | Path) -> list[Problem]:
+    """Two jobs must not write to one run: what was submitted before has to be over."""
+    before = find(run_dir)
+    if before is None:
+        return []
+    try:
+        state = before.status().state
+    except DrivetrainError as error:
+        rule = f"whether its job {before.id} is over cannot be known ({error})"
+        remedy = f"once it surely is: rm {Path(run_dir) / FILE}"
+        return [Problem("RUN", rule, remedy, str(run_dir))]
+    if state not in (State.WAITING, State.RUNNING):
+        return []
+    remedy = f"drivetrain logs {run_dir} -f follows it, drivetrain stop {run_dir} ends it"
+    return [Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))]
+
+
 def stop(run_dir: str | Path) -> Submission:
-    """Ask the run to save and end, and remember that it was asked."""
-    submission = dataclasses.replace(load(run_dir), is_stopped=True)
-    _save(submission)
-    submission.target.stop(submission.job, submission.id)
-    return submission
+    """Ask the run to save and end, and remember that it was asked, unless that was refused."""
+    before = load(run_dir)
+    asked = dataclasses.replace(before, is_stopped=True)
+    _save(asked)
+    try:
+        asked.target.stop(asked.job, asked.id)
+    except Exception:
+        _save(before)
+        raise
+    return asked
 
 
 def resume(run_dir: str | Path) -> Submission:
     """Submit the same job again: it goes on from its last checkpoint."""
     before = load(run_dir)
-    state = before.status().state
-    if state in (State.WAITING, State.RUNNING):
-        remedy = f"drivetrain logs {run_dir} -f follows it"
-        raise ConfigError([Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))])
     return submit(before.target, before.job)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from drivetrain.launch.job import Job
+from drivetrain.launch.yaml_text import yaml_text
 
 FILE = "job.yaml"
 LOGS = "logs"
@@ -39,11 +40,9 @@ class Members:
 
     def text(self) -> str:
         """The file, for people too: a command is one line of shell."""
-        lines = [f"grace_s: {self.grace_s:g}", "members:"]
-        for member in self.members:
-            command = yaml.safe_dump(shlex.join(member.command), width=10**6).splitlines()[0]
-            lines += [f"- host: {member.host}", f"  command: {command}"]
-        return "\n".join(lines) + "\n"
+        members = [{"host": m.host, "command": shlex.join(m.command)} for m in self.members]
+        seconds = int(self.grace_s) if self.grace_s == int(self.grace_s) else self.grace_s
+        return yaml_text({"grace_s": seconds, "members": members}, width=10**6)
 
 
 def read_members(path: Path) -> Members:
