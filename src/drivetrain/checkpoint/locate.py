@@ -15,6 +15,7 @@ from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
 from drivetrain.checkpoint.place import Place, place_at
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.core.redaction import REMOVED
 
 
 @dataclass(frozen=True)
@@ -101,4 +102,8 @@ def _directory_of_run(run: Place) -> str | None:
         return None
     config = yaml.safe_load(run.read("run.yaml"))["config"]
     directory: str | None = config["checkpoint"]["directory"]
+    if directory is not None and REMOVED in directory:
+        rule = "the password of its checkpoints' address is not written down with the run"
+        remedy = "give the address of the checkpoints themselves"
+        raise ConfigError([Problem("checkpoint.directory", rule, remedy, directory)])
     return directory

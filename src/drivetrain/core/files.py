@@ -18,9 +18,13 @@ def beside(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
-    """Write beside the file and rename over it; folders are made as needed."""
+def write_whole(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
+    """Write beside the file and rename over it; folders are made as needed.
+
+    The file has its mode (less the umask) before it has its content.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
+        partial.touch(mode)
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
         partial.replace(path)

@@ -23,7 +23,7 @@ def script_problems(job: Job) -> list[Problem]:
 def variable_problems(job: Job) -> list[Problem]:
     """Names that are no variables' would be read as something else by a shell."""
     rule, remedy = "not the name of a variable", "letters, digits and underscores"
-    names = [name for name, _ in job.environment]
+    names = [name for name, _ in (*job.environment, *job.secrets)]
     return [Problem("--env", rule, remedy, n) for n in names if not _VARIABLE.fullmatch(n)]
 
 

@@ -29,6 +29,7 @@ from drivetrain.launch.command import (
     parse_command,
 )
 from drivetrain.launch.job import Job, seconds_of
+from drivetrain.launch.secret_variables import split
 from drivetrain.launch.submission import find
 from drivetrain.launch.target import (
     TARGETS,
@@ -118,6 +119,7 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
     name = args.job_name or stem
     own = _OF_THE_JOB | of_target
     handed_on = [word for word in command.launcher_args if word.partition("=")[0] not in own]
+    environment, secrets = split([_variable(text) for text in args.env])
     run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     return Job(
         name=name,
@@ -133,7 +135,8 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
         gpus_per_node=args.gpus_per_node,
         time_limit_s=None if args.time is None else seconds_of(args.time),
         grace_s=args.grace_period,
-        environment=tuple(_variable(text) for text in args.env),
+        environment=environment,
+        secrets=secrets,
         owner=_owner(run_dir),
     )
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.files import write_whole
+from drivetrain.core.redaction import clean_text
+from drivetrain.launch import secret_variables
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
 
@@ -46,11 +48,12 @@ class Submission:
 
 def submit(target: Target, job: Job) -> Submission:
     """Check, render, remember, hand over."""
-    if problems := [*target.problems(job), *_still_there(job.run_dir)]:
+    if problems := [*target.problems(job), *_unknown(job), *_still_there(job.run_dir)]:
         raise ConfigError(problems)
     rendered = target.render(job)
     folder = Path(job.run_dir)
-    write_whole(folder / rendered.filename, rendered.text)
+    secret_variables.write(folder, job.secrets)
+    write_whole(folder / rendered.filename, rendered.text, mode=_mode(job))
     job_id = target.submit(job, rendered)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     submission = Submission(target, job, job_id, now)
@@ -69,11 +72,21 @@ def find(run_dir: str | Path) -> Submission | None:
         name: _tuples(value) if isinstance(value, list) else value
         for name, value in values["job"].items()
     }
+    job["secrets"] = _secrets(Path(run_dir), job.get("secrets", ()))
     options = dict(values["target"])
     target = with_options(target_type(options.pop("name")), options)
     return Submission(
         target, Job(**job), values["id"], values["submitted_at"], values["is_stopped"]
     )
+
+
+def _secrets(run_dir: Path, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """With what is in the owner's file; whoever may not read it can still follow the run."""
+    try:
+        values = secret_variables.read(run_dir)
+    except PermissionError:
+        values = {}
+    return tuple((name, values.get(name, "")) for name in names)
 
 
 def load(run_dir: str | Path) -> Submission:
@@ -84,6 +97,14 @@ def load(run_dir: str | Path) -> Submission:
         remedy = "give the directory of a run that was, or start the same command again"
         raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
     return found
+
+
+def _unknown(job: Job) -> list[Problem]:
+    """Secrets whose file is gone, or somebody else's."""
+    rule = f"its value is not known here: {secret_variables.FILE} is gone, or not yours to read"
+    remedy = "submit the run anew with `drivetrain train … --env {}`"
+    names = [name for name, value in job.secrets if not value]
+    return [Problem("--env", rule, remedy.format(name), name) for name in names]
 
 
 def _still_there(run_dir: str | Path) -> list[Problem]:
@@ -125,12 +146,19 @@ def resume(run_dir: str | Path) -> Submission:
 def _save(submission: Submission) -> None:
     values = {
         "target": {"name": submission.target.name, **_asdict(submission.target)},
-        "job": _asdict(submission.job),
+        "job": {**_asdict(submission.job), "secrets": [n for n, _ in submission.job.secrets]},
         "id": submission.id,
         "submitted_at": submission.submitted_at,
         "is_stopped": submission.is_stopped,
     }
-    write_whole(Path(submission.job.run_dir) / FILE, json.dumps(values, indent=2) + "\n")
+    path = Path(submission.job.run_dir) / FILE
+    write_whole(path, json.dumps(values, indent=2) + "\n", mode=_mode(submission.job))
+
+
+def _mode(job: Job) -> int:
+    """For others to read, unless the script's own arguments have a secret among them."""
+    has_secret = any(clean_text(word) != word for word in (*job.script_args, *job.flags))
+    return secret_variables.OWNERS_ONLY if has_secret else 0o666
 
 
 def _asdict(value: Any) -> dict[str, Any]:

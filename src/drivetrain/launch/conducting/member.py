@@ -10,7 +10,6 @@ The conductor does what this file says and nothing else; it is what `--dry-run` 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from drivetrain.launch.yaml_text import yaml_text
 
 FILE = "job.yaml"
 LOGS = "logs"
+FROM_STDIN = "--variables-on-stdin"
+"""To the leash: its first line is a JSON object of variables that no command line may show."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,6 @@ def on_leash(job: Job, python: str, *more_flags: str) -> list[str]:
     """What runs on a host, as one command line's words; variables first, for `env`."""
     variables = [f"{name}={value}" for name, value in job.environment]
     words = job.node_words(*more_flags)
-    return [*(["env", *variables] if variables else []), *_leash(python), *words]
-
-
-def _leash(python: str) -> Sequence[str]:
-    return python, "-m", "drivetrain.launch.conducting.leash"
+    leash = [python, "-m", "drivetrain.launch.conducting.leash"]
+    leash += [FROM_STDIN] if job.secrets else []
+    return [*(["env", *variables] if variables else []), *leash, *words]

@@ -136,7 +136,7 @@ def _tolerations(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG0
 def _secrets(job: Job, _: Options) -> Iterator[Problem]:
     remedy = "put it into a Secret and name that: --secret my-keys"
     yield from variable_problems(job)
-    for name, value in job.environment:
+    for name, value in (*job.environment, *job.secrets):
         if is_secret(name, value):
             rule = "looks like a secret, and everybody who sees the job would read it"
             yield Problem("--env", rule, remedy, f"{name}=(not shown)")
