@@ -58,6 +58,15 @@ class Request:
     waits: bool
 
 
+def asked_target(words: Sequence[str]) -> str | None:
+    """The target that a command line names, if any; nothing else of it needs to be right."""
+    if on := _last_value(words, "--on"):
+        return on
+    if _last_value(words, "--backend") == "ray":
+        return "ray"
+    return "hosts" if _last_value(words, "--hosts") else None
+
+
 def read_request(words: Sequence[str]) -> Request | None:
     """The request in a command line; None when it asks for no target."""
     is_for_ray = _last_value(words, "--backend") == "ray"
@@ -178,7 +187,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 def _last_value(words: Sequence[str], flag: str) -> str | None:
     found = None
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip(words, (*words[1:], ""), strict=False):
         if word == flag:
             found = following
         elif word.startswith(f"{flag}="):
