@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -87,3 +88,85 @@ def test_the_env_verb_shows_settings_and_no_secret() -> None:
     assert "torch:" in result.stdout
     for secret in SECRETS.values():
         assert secret not in result.stdout
+
+
+# In texts -------------------------------------------------------------------------------------
+
+IN_TEXTS = {
+    "python train.py --pass hunter2 --lr 0.1": "hunter2",
+    "mysql --pass=hunter2": "hunter2",
+    "curl -u me:hunter2 https://api.example.com": "hunter2",
+    "curl --user me:hunter2 https://api.example.com": "hunter2",
+    "curl -ume:hunter2 https://api.example.com": "hunter2",
+    "PGPASS=hunter2 psql": "hunter2",
+    "PGPASSWORD=hunter2 psql": "hunter2",
+    "post to https://hooks.slack.com/services/T0AB/B0CD/" + "x1y2z3": "x1y2z3",
+    "https://discord.com/api/webhooks/1234/" + "abcd-efgh_ij": "abcd-efgh",
+    "https://team.webhook.office.com/webhookb2/" + "1a2b": "1a2b",
+    "https://example.com/webhook/" + "hunter2": "hunter2",
+    "https://me:p@ss:w0rd@host/x": "w0rd",
+    "https://me:pa@host.example/x": "me:pa",
+    "key: -----BEGIN EC PRIVATE KEY-----\nMHcCAQ\n-----END EC PRIVATE KEY----- end": "MHcCAQ",
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQOYBF\n=x\n": "lQOYBF",
+    "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNz": "b3BlbnNz",
+}
+
+
+@pytest.mark.parametrize("text", IN_TEXTS)
+def test_a_secret_in_a_text_is_taken_out(text: str) -> None:
+    assert IN_TEXTS[text] not in clean_text(text)
+    assert REMOVED in clean_text(text)
+
+
+@pytest.mark.parametrize("name", ["PGPASS", "PGPASSFILE_PASS", "DB_PASS", "SLACK_WEBHOOK_URL"])
+def test_a_secret_variable_is_known_by_its_name(name: str) -> None:
+    assert is_secret(name, "hunter2")
+
+
+WORDS_OF_TRAINING = (
+    "tokenizer=gpt2",
+    "data.max_tokens=4096",
+    "num_tokens: 2048",
+    "bypass=true",
+    "passes=300",
+    "first pass of three",
+    "python -u train.py",
+    "docker run --user trainer image",
+    "https://example.com/a/b@2x.png",
+    "git@host.example:team/project.git",
+)
+
+
+@pytest.mark.parametrize("text", WORDS_OF_TRAINING)
+def test_words_of_a_training_stay(text: str) -> None:
+    assert clean_text(text) == text
+
+
+HOSTILE = (
+    *(
+        "a",
+        "-",
+        ".",
+        "token",
+        "password",
+        "eyJa",
+        "-eyJaaaaaaaaa",
+        "sk-a-",
+        "-sk-a",
+        "://",
+        "x://a",
+    ),
+    *("://a:", "?x-amz-a", "bearer ", "token =", "=", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----"),
+    *("hf_", "https://hooks.", "https://a/webhook", "-u a", "-u ", "--pass ", "a@", "A1b2+/_=-"),
+    *("pass", "passphrase ", " ", "\n", "AKIA", "BEGIN PRIVATE KEY "),
+)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_text_ten_times_as_long_takes_ten_times_as_long(piece: str) -> None:
+    """Quadratic patterns took 12 s for 16 kB; these are 256 kB."""
+    text = (piece * (262_144 // len(piece)))[:262_144]
+    begin_s = time.process_time()
+    clean_text(text)
+    assert time.process_time() - begin_s < 2.0

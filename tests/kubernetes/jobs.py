@@ -22,6 +22,7 @@ JOB = Job(
     time_limit_s=7200,
     grace_s=60.0,
     environment=(("NCCL_DEBUG", "WARN"),),
+    owner="me@desk",
 )
 TARGET = Kubernetes(
     image="registry.example.com/team/gpt:1.4.2",
@@ -42,6 +43,7 @@ CPU_JOB = dataclasses.replace(
     JOB, gpus_per_node=0, processes_per_node=2, time_limit_s=None, environment=(), flags=()
 )
 CPU_TARGET = Kubernetes(image="digits:1", claim="runs")
+RAY_TARGET = dataclasses.replace(CPU_TARGET, kind="rayjob", ray_version="2.53.0")
 STORE_JOB = dataclasses.replace(
     CPU_JOB, script_args=("checkpoint.directory=s3://runs/gpt", "max_steps=10")
 )

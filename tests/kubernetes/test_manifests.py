@@ -32,10 +32,15 @@ CASES = {"gpu": (JOB, TARGET), "cpu": (CPU_JOB, CPU_TARGET), "store": (STORE_JOB
 NAMES = [f"{kind}-{case}" for kind in KINDS for case in CASES]
 
 
+def of_kind(target: Kubernetes, kind: str) -> Kubernetes:
+    version = "2.53.0" if kind == "rayjob" else None
+    return dataclasses.replace(target, kind=kind, ray_version=version)
+
+
 def rendered(name: str) -> str:
     kind, _, case = name.partition("-")
     job, target = CASES[case]
-    target = dataclasses.replace(target, kind=kind)
+    target = of_kind(target, kind)
     assert target.problems(job) == []
     return target.render(job).text
 
@@ -133,6 +138,7 @@ def test_what_the_job_gives_up_is_not_begun_again_with_a_budget_of_its_own(kind:
 
 def test_rays_head_has_no_place_for_a_rank_and_its_submitter_can_pull_the_image() -> None:
     (rayjob,) = documents("rayjob-gpu")
+    assert rayjob["spec"]["rayClusterSpec"]["rayVersion"] == "2.53.0"
     head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]
     assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}
     submitter = rayjob["spec"]["submitterPodTemplate"]["spec"]

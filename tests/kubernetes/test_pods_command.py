@@ -11,6 +11,7 @@ import yaml
 
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes import Kubernetes
+from drivetrain.launch.targets.kubernetes.names import in_pods
 from drivetrain.testing.hosts import hosts_available, make_hosts
 from tests.doctor.planted import clean_environment
 
@@ -41,5 +42,5 @@ def test_the_pods_command_trains(tmp_path: Path) -> None:
             pods.append(host.popen(command, env=env, cwd=EXAMPLES, stdout=pipe, stderr=pipe))
         ended = [pod.communicate(timeout=150) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], ended
-    assert (tmp_path / "volume" / "digits" / "run.yaml").is_file()
+    assert (Path(in_pods(job, target).run_dir) / "run.yaml").is_file()
     assert "step 6" in ended[0][0] + ended[1][0] + ended[0][1] + ended[1][1], ended

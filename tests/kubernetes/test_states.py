@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from drivetrain.launch.target import State
-from drivetrain.launch.targets.kubernetes.states import findings, status
+from drivetrain.launch.targets.kubernetes.states import current_events, findings, status
 
 Object = dict[str, Any]
 
@@ -164,3 +165,84 @@ def test_the_state_of_the_job() -> None:
     failed = [{"type": "Failed", "status": "True", "message": "BackoffLimitExceeded"}]
     over = status([ended(75), ended(137, "OOMKilled")], failed, [])
     assert (over.state, over.exit_code) == (State.FAILED, 137)
+
+
+# What is past, and what is lost ----------------------------------------------------------------
+
+EARLY, LATE = "2024-05-01T00:00:00Z", "2024-05-01T00:10:00Z"
+JOB = {"metadata": {"name": "gpt-1a2b3", "uid": "job", "creationTimestamp": EARLY}}
+
+
+def indexed(made: Object, index: int, at: str, **metadata: Any) -> Object:
+    labels = {"batch.kubernetes.io/job-completion-index": str(index)}
+    made["metadata"] |= {"creationTimestamp": at, "labels": labels, **metadata}
+    made["metadata"]["uid"] = f"{index}-{at}"
+    return made
+
+
+def test_a_run_that_has_recovered_runs_although_its_failed_pod_remains() -> None:
+    pods = [
+        indexed(ended(1), 0, EARLY),
+        indexed(pod(phase="Running"), 0, LATE),
+        indexed(pod(phase="Running"), 1, EARLY),
+    ]
+    found = status(pods, [], [])
+    assert found.state is State.RUNNING
+    assert found.detail == ""
+
+
+def test_a_run_whose_only_pod_has_failed_waits_for_the_next() -> None:
+    found = status([indexed(ended(1), 0, EARLY)], [], [])
+    assert found.state is State.WAITING
+    assert "exit code 1" in found.detail
+
+
+def test_a_pod_on_a_lost_node_does_not_run() -> None:
+    lost = indexed(pod(phase="Running"), 0, EARLY, deletionTimestamp=LATE)
+    ending = status([lost], [], [], now=datetime.fromisoformat("2024-05-01T00:09:00Z"))
+    assert ending.state is State.WAITING
+    assert "saves" in ending.detail
+    overdue = status([lost], [], [], now=datetime.fromisoformat("2024-05-01T00:11:00Z"))
+    assert overdue.state is State.WAITING
+    assert "kubectl get node node-a" in overdue.detail
+
+
+def test_a_reached_time_limit_is_no_failure() -> None:
+    limit = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
+    found = status([indexed(ended(75), 0, EARLY)], limit, [])
+    assert (found.state, found.exit_code) == (State.STOPPED, 75)
+    assert "drivetrain resume" in found.detail
+    assert status([indexed(ended(1), 0, EARLY)], limit, []).state is State.FAILED
+
+
+def test_pods_that_cannot_be_created_are_said_whatever_the_reason() -> None:
+    why = 'serviceaccount "trainer" not found'
+    (finding,) = findings([], [event("FailedCreate", why)])
+    assert why in finding.evidence
+    assert "kubectl describe" in finding.fix
+
+
+def test_only_events_of_what_is_there_count() -> None:
+    here = indexed(pod(phase="Pending"), 0, LATE)
+    about = {"kind": "Pod", "name": here["metadata"]["name"], "uid": here["metadata"]["uid"]}
+    earlier = {"kind": "Pod", "name": "gpt-1a2b3-0-old", "uid": "gone"}
+    of_job = {"kind": "Job", "name": "gpt-1a2b3", "uid": "job"}
+    of_child = {"kind": "Job", "name": "gpt-1a2b3-node-0", "uid": "child"}
+    of_other = {"kind": "Job", "name": "gpt-1a2b34", "uid": "other"}
+    of_life_before = {"kind": "Job", "name": "gpt-1a2b3", "uid": "before"}
+    after = "2024-05-01T00:20:00Z"
+
+    def seen(about: Object, at: str, pods: list[Object]) -> bool:
+        made = {"reason": "FailedCreate", "involvedObject": about, "lastTimestamp": at}
+        return bool(current_events([made], JOB, pods))
+
+    assert seen(about, LATE, [here])
+    assert not seen(earlier, LATE, [here])
+    assert seen(of_job, after, [here])
+    assert seen(of_child, after, [here])
+    assert not seen(of_other, after, [here])
+    assert not seen(of_life_before, after, [here])
+    # a pod has come since: what kept it from coming is over
+    assert not seen(of_job, "2024-05-01T00:05:00Z", [here])
+    running = indexed(pod(phase="Running"), 0, LATE)
+    assert not seen(about, LATE, [running])

@@ -56,6 +56,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "root": ({}, {"run_as_user": 0}, "--run-as-user", "1000"),
     "variable's name": ({"environment": (("A-B", "1"),)}, {}, "--env", "underscores"),
     "more processes than GPUs": ({"processes_per_node": 9}, {}, "--nproc-per-node", "8"),
+    "rayjob without its version": ({}, {"kind": "rayjob"}, "--ray-version", "--ray-version"),
+    "version of Ray": (
+        {},
+        {"kind": "rayjob", "ray_version": "newest"},
+        "--ray-version",
+        "the image's",
+    ),
     "retries": ({}, {"max_retries": -1}, "--max-retries", "6"),
 }
 

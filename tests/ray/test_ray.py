@@ -137,15 +137,18 @@ def test_ray_data_gives_the_numbers_of_a_plain_stream(tmp_path: Path) -> None:
     assert losses(run) == pytest.approx(losses(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize("way_in", ["job_server", "client_server"])
-def test_submitted_stopped_and_gone_on_with(tmp_path: Path, way_in: str) -> None:
+@pytest.mark.parametrize(
+    ("way_in", "token"),
+    [("job_server", None), ("client_server", None), ("job_server", "0123456789abcdef" * 2)],
+)
+def test_submitted_stopped_and_gone_on_with(tmp_path: Path, way_in: str, token: str | None) -> None:
     """All verbs, through Ray's job server."""
     expected = alone(tmp_path / "alone", "ray_hurt.py", *BITWISE)
     run = tmp_path / "ray"
     with (
         make_hosts(2) as hosts,
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        make_ray_cluster(hosts, Path(folder), has_job_server=True) as cluster,
+        make_ray_cluster(hosts, Path(folder), has_job_server=True, token=token) as cluster,
     ):
 
         def desk(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -19,8 +19,8 @@ from drivetrain.checkpoint.manifest import (
     DamagedCheckpoint,
     File,
     Manifest,
-    _fingerprint,
     checksum,
+    fingerprint,
 )
 from drivetrain.checkpoint.place import LocalPlace
 from drivetrain.checkpoint.whole_tensors import WholeTensors
@@ -159,7 +159,7 @@ def _remade(place: LocalPlace, change: Callable[[dict[str, Any]], Any]) -> None:
     body = json.loads(path.read_bytes())
     del body["self_crc32"]
     change(body)
-    path.write_text(json.dumps({**body, "self_crc32": _fingerprint(body)}))
+    path.write_text(json.dumps({**body, "self_crc32": fingerprint(body)}))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,6 +52,7 @@ def test_flags_of_job_target_and_script_are_told_apart(desk: Path) -> None:
         processes_per_node=8,
         gpus_per_node=8,
         time_limit_s=7200,
+        owner=f"{getpass.getuser()}@{socket.gethostname()}",
     )
 
 

@@ -47,6 +47,27 @@ def test_run_yaml_tells_every_source_and_can_be_fed_back(tmp_path: Path) -> None
     assert load_config(file, argv=[]).config == resolved.config
 
 
+def test_a_password_in_an_address_is_not_written_down(tmp_path: Path) -> None:
+    address = "https://me:hunter2@store.example/runs"
+    resolved = load_config(argv=[*GOOD, f"checkpoint.directory={address}"])
+    assert resolved.config.checkpoint.directory == address
+    assert "hunter2" not in resolved.to_yaml()
+    assert "https://<removed>@store.example/runs" in resolved.to_yaml()
+    file = tmp_path / "run.yaml"
+    file.write_text(resolved.to_yaml())
+    (line,) = problems("--config", str(file))
+    assert line.startswith("checkpoint.directory = https://<removed>@store.example/runs: ")
+    again = load_config(file, argv=[f"checkpoint.directory={address}"])
+    assert again.config == resolved.config
+
+
+def test_mlflows_password_belongs_into_its_variable() -> None:
+    given = "record.mlflow.tracking_uri=https://me:hunter2@mlflow.example"
+    (line,) = problems(*GOOD, given)
+    assert "hunter2" not in line
+    assert "MLFLOW_TRACKING_URI" in line
+
+
 def test_all_problems_come_at_once() -> None:
     lines = problems(
         "optimisation.lerning_rate=3",

@@ -17,6 +17,7 @@ from drivetrain.checkpoint.place import Place, place_at
 from drivetrain.core.addresses import followed
 from drivetrain.core.bounded import SMALL_BYTES, one_line, parse_yaml
 from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
+from drivetrain.core.redaction import REMOVED
 
 
 @dataclass(frozen=True)
@@ -107,4 +108,8 @@ def _directory_of_run(run: Place) -> str | None:
         directory = config["checkpoint"]["directory"]
     except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise DamagedRun(f"{where}: names no place of checkpoints ({one_line(error)})") from None
+    if isinstance(directory, str) and REMOVED in directory:
+        rule = "the password of its checkpoints' address is not written down with the run"
+        remedy = "give the address of the checkpoints themselves"
+        raise ConfigError([Problem("checkpoint.directory", rule, remedy, directory)])
     return None if directory is None else followed(f"{where}: checkpoint.directory", directory)

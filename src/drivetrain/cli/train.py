@@ -9,12 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.launch.request import read_command, read_request
+from drivetrain.launch.request import asked_target, read_command, read_request
+from drivetrain.launch.target import options_text
+
+
+def help_of_target(words: Sequence[str]) -> str | None:
+    """The flags of the target that is named; None when none is, or no help is asked for."""
+    name = asked_target(words)
+    return None if name is None else options_text(name)
 
 
 def run(words: Sequence[str]) -> int:
     """Start the ranks and keep them going, or hand the run to a target; the exit code."""
     words, plan, cluster = _without_plan(list(words))
+    if {"-h", "--help"} & set(words) and asked_target(words) is None:
+        read_command(words)  # says so if help is asked of us, and not of the script
     if plan is not None:
         words = _planned(words, plan, cluster)
     if "HOROVOD_RANK" in os.environ:

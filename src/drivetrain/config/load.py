@@ -22,6 +22,7 @@ from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.redaction import REMOVED
 
 
 class _Loader(yaml.SafeLoader):
@@ -142,9 +143,15 @@ def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
     return ResolvedConfig(config, {key: source for key, (_, source) in said.items()})
 
 
+def _removed(key: str, value: Any) -> Problem:
+    rule = "a password was taken out of it when the run was written down"
+    return Problem(key, rule, f"give it anew: {key}=…", value)
+
+
 def _field_problems(values: Mapping[str, Any]) -> list[Problem]:
     known = {key: value for key, value in values.items() if key in leaf_keys()}
     problems = [_unknown(key, value) for key, value in values.items() if key not in known]
+    problems += [_removed(key, value) for key, value in known.items() if REMOVED in str(value)]
     try:
         RunConfig.model_validate(unflatten(known))
     except ValidationError as error:

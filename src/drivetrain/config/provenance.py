@@ -10,6 +10,7 @@ import yaml
 
 from drivetrain.config.keys import flatten, leaf_keys, unflatten
 from drivetrain.config.schema import RunConfig
+from drivetrain.core.redaction import clean_address
 
 SourceKind = Literal["default", "script", "file", "command line", "chosen"]
 
@@ -43,9 +44,19 @@ class ResolvedConfig:
         return replace(self, config=config, sources={**self.sources, path: Source("chosen", why)})
 
     def to_yaml(self) -> str:
-        """run.yaml: `config` can be fed back in; `sources` explains it."""
+        """run.yaml: `config` can be fed back in; `sources` explains it.
+
+        Without passwords in addresses: it is shown, copied and kept with the run.
+        """
+        values = flatten(self.config.model_dump(mode="json"))
         document = {
-            "config": self.config.model_dump(mode="json"),
-            "sources": {path: str(self.source(path)) for path in leaf_keys()},
+            "config": unflatten({key: _shown(value) for key, value in values.items()}),
+            "sources": {path: clean_address(str(self.source(path))) for path in leaf_keys()},
         }
         return yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_address(value)
+    return [_shown(each) for each in value] if isinstance(value, list) else value

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import Problem
 from drivetrain.core.plain_text import plain
+from drivetrain.core.redaction import clean_address
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,17 @@ def _deepspeed(config: RunConfig) -> Iterator[Problem]:
 
 _AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
 
+
+def _tracking(config: RunConfig) -> Iterator[Problem]:
+    address = config.record.mlflow.tracking_uri
+    if address is not None and clean_address(address) != address:
+        rule = "a password in it would be written down with the run"
+        remedy = "leave it out and set MLFLOW_TRACKING_URI in the environment"
+        yield Problem("record.mlflow.tracking_uri", rule, remedy, clean_address(address))
+
+
 RULES: Sequence[Rule] = (
+    Rule(("record.mlflow.tracking_uri",), _tracking),
     Rule(("max_steps", "num_train_epochs"), _length),
     Rule(("name",), _name),
     Rule(("max_steps", "optimization.warmup_steps"), _warmup),

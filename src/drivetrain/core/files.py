@@ -24,15 +24,17 @@ def write_whole(
 ) -> None:
     """Write beside the file and rename over it; folders are made as needed.
 
-    `sync`: it is on disk, not only in the system's cache, when the call returns.
+    With a mode, whatever the umask, the file has it before it has its content. `sync`: it is on
+    disk, not only in the system's cache, when the call returns.
     """
     if sync:
         make_folder(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
-        partial.write_bytes(data.encode() if isinstance(data, str) else data)
         if mode is not None:
+            partial.touch(mode & 0o600)
             partial.chmod(mode)
+        partial.write_bytes(data.encode() if isinstance(data, str) else data)
         if sync:
             sync_path(partial)
         partial.replace(path)

@@ -14,36 +14,52 @@ REMOVED = "<removed>"
 
 _NAME = re.compile(
     r"(?:^|_)(?:API|ACCESS|SECRET|PRIVATE|SIGNING|ENCRYPTION|ACCOUNT|LICENSE|SSH|MASTER)?_?KEYS?(?:_ID)?$"
-    r"|TOKEN|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|(?:^|_)PWD$|CREDENTIAL|COOKIE|(?:^|_)AUTH|AUTH$|BEARER"
+    r"|TOKEN|SECRET|PASSW|PASSPHRASE|(?:^|_|PG)PASS$|(?:^|_)PWD$|CREDENTIAL|COOKIE|(?:^|_)AUTH|AUTH$|BEARER"
     r"|SIGNATURE|(?:^|_)(?:SAS|DSN|JWT|PAT|PIN)(?:_|$)|CONNECTION_STRING|WEBHOOK|PRIVATE",
     re.IGNORECASE,
 )
 # The working directory is called PWD, and is no password.
 _HARMLESS_NAMES = {"PWD", "OLDPWD", "SSH_AUTH_SOCK", "TOKENIZERS_PARALLELISM"}
-# What a value looks like that is secret whatever it is called.
+# Texts come from anywhere, and may be made to be slow: a pattern begins where a word does, or where
+# a rare sign is, and what it may run through is not run through again from the next letter.
 _LOOKS = (
     re.compile(
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
+        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+        r".*?(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+        re.DOTALL,
     ),
-    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # JSON web tokens
-    re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}\b"),  # AWS
+    re.compile(r"(?<![\w-])eyJ[\w-]{8,}+\.[\w-]{8,}+\.[\w-]*+"),  # JSON web tokens
+    re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}+\b"),  # AWS
     re.compile(
-        r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abeoprs]-|npm_|pypi-|dop_v1_|shpat_)[\w-]{8,}"
+        r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abeoprs]-|npm_|pypi-|dop_v1_|shpat_)[\w-]{8,}+"
     ),
-    re.compile(r"\b(?:sk|pk|rk)[-_](?:[a-z]+[-_])*[\w-]{16,}"),  # OpenAI's and Stripe's manner
-    re.compile(r"\bAIza[\w-]{30,}"),  # Google
-    re.compile(r"\bya29\.[\w.-]+"),
-    re.compile(r"(?i)\b(?:bearer|basic)\s+[\w.+/=~-]{8,}"),
+    re.compile(r"(?<![\w-])(?:sk|pk|rk)[-_][\w-]{16,}+"),  # OpenAI's and Stripe's manner
+    re.compile(r"(?<![\w-])AIza[\w-]{30,}+"),  # Google
+    re.compile(r"\bya29\.[\w.-]++"),
+    re.compile(r"(?i)\b(?:bearer|basic)\s{1,20}[\w.+/=~-]{8,}+"),
     re.compile(
-        r"(?i)(?<=[?&;])(?:sig|signature|x-amz-[a-z-]+|token|key|password|access_token)=[^&\s;]+"
+        r"(?i)(?<=[?&;])(?:sig|signature|x-amz-[a-z-]{1,40}|token|key|password|access_token)=[^&\s;]++"
     ),
 )
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")  # user:password@host
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s?#]{1,1000}(?=@)")  # user:password@host
+# What comes after the host of such an address is all it takes to post there.
+_WEBHOOK = re.compile(
+    r"(?i)(?<=://)(hooks\.[^\s/]{1,253}|[^\s/]{0,253}\.?webhooks?\.[^\s/]{1,253}"
+    r"|[^\s/]{1,253}/(?:api/)?(?:web)?hooks?)/[^\s\"']++"
+)
 _ASSIGNED = re.compile(
-    r"(?i)([\w.-]*(?:password|passwd|secret|token|api[-_]?key|access[-_]?key|credential)[\w.-]*)"
-    r"([\"']?\s*[=:]\s*[\"']?|\s+)([^\s\"',;&]{3,})"
+    r"(?i)((?:password|passwd|passphrase|secret|api[-_]?key|access[-_]?key|credential"
+    # a tokenizer and a number of tokens are no secrets
+    r"|token(?!i[sz]|s?[\w.-]{0,40}[\"']?\s{0,8}[=:]\s{0,8}\d{1,12}(?!\w)))[\w.-]{0,40})"
+    r"([\"']?\s{0,8}[=:]\s{0,8}[\"']?|\s{1,8})([^\s\"',;&]{3,}+)"
 )
-_BLOB = re.compile(r"(?<![\w/.+=-])[A-Za-z0-9+/_=-]{32,}(?![\w/.+=-])")
+# Short words, which are secrets only as the name of a flag or of a variable.
+_PASS = re.compile(
+    r"(?i)((?<![\w-])--?pass(?:\s{1,8}|=)|(?:(?<![a-z])|pg)pass[\"']?\s{0,8}[=:]\s{0,8}[\"']?)"
+    r"([^\s\"',;&]{3,}+)"
+)
+_USER = re.compile(r"((?<!\S)(?:-u|--user|--proxy-user)[\s=]{0,8})([^\s:\"']{1,200}:[^\s\"']++)")
+_BLOB = re.compile(r"(?<![\w/.+=-])[A-Za-z0-9+/_=-]{32,}+(?![\w/.+=-])")
 _BLOB_ENTROPY_BITS = 3.5
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -71,8 +87,20 @@ def clean_text(text: str) -> str:
     for look in _LOOKS:
         text = look.sub(REMOVED, text)
     text = _IN_ADDRESS.sub(REMOVED, text)
-    text = _ASSIGNED.sub(lambda match: f"{match[1]}{match[2]}{REMOVED}", text)
+    text = _WEBHOOK.sub(rf"\1/{REMOVED}", text)
+    for named in (_ASSIGNED, _PASS, _USER):
+        text = named.sub(_keep_name, text)
     return _BLOB.sub(lambda match: REMOVED if _is_random(match[0]) else match[0], text)
+
+
+def clean_address(text: str) -> str:
+    """An address without the user and password in it; any other text as it is."""
+    return _IN_ADDRESS.sub(REMOVED, text)
+
+
+def _keep_name(match: re.Match[str]) -> str:
+    """All but the value, which is the last group."""
+    return match[0][: match.start(match.re.groups) - match.start()] + REMOVED
 
 
 def _is_random(word: str) -> bool:

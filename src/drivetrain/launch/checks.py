@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from drivetrain.core.errors import Problem
 from drivetrain.launch.job import Job
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def script_problems(job: Job) -> list[Problem]:
@@ -17,9 +20,16 @@ def script_problems(job: Job) -> list[Problem]:
     return [Problem("SCRIPT", "no such file", "give the path of your script", job.script)]
 
 
+def variable_problems(job: Job) -> list[Problem]:
+    """Names that are no variables' would be read as something else by a shell."""
+    rule, remedy = "not the name of a variable", "letters, digits and underscores"
+    names = [name for name, _ in (*job.environment, *job.secrets)]
+    return [Problem("--env", rule, remedy, n) for n in names if not _VARIABLE.fullmatch(n)]
+
+
 def shape_problems(job: Job) -> list[Problem]:
-    """Numbers that contradict each other."""
-    found = []
+    """Numbers that contradict each other, and variables that are none."""
+    found = variable_problems(job)
     if job.max_nodes < job.num_nodes:
         rule = "the most nodes are fewer than the fewest"
         value = f"{job.num_nodes}:{job.max_nodes}"

@@ -44,6 +44,10 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 """What other documents call a backend, as words for the script's config; ray is a target."""
 
 
+class HelpAsked(Exception):
+    """--help stands where a flag of ours may stand: before the script."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A script, its arguments, and how its ranks are to be started."""
@@ -115,7 +119,7 @@ def parse_command(
         elif script is None and not word.startswith("-"):
             script, is_positional = queue.pop(0), True
         elif script is None:
-            raise ConfigError([_unknown_flag(word, has_value, takes_value)])
+            raise _not_a_flag(word, has_value, takes_value)
         else:
             break
     if script is None:
@@ -153,8 +157,10 @@ def _settings(backend: str) -> tuple[str, ...]:
     return BACKENDS[backend]
 
 
-def _unknown_flag(word: str, has_value: str, known: dict[str, bool]) -> Problem:
+def _not_a_flag(word: str, has_value: str, known: dict[str, bool]) -> Exception:
+    if word in ("-h", "--help"):
+        return HelpAsked()
     name = word.partition("=")[0] if has_value else word
     near = difflib.get_close_matches(name, [*known, *ALIASES, "--script", "--backend"], n=1)
     remedy = f"did you mean {near[0]}?" if near else "the script's own flags go after the script"
-    return Problem(word, "unknown flag", remedy, has_value=False)
+    return ConfigError([Problem(word, "unknown flag", remedy, has_value=False)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drivetrain.core.errors import ConfigError, Problem
 
@@ -32,6 +32,11 @@ class Job:
     """How long the ranks may take to save once they are asked to stop."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables the ranks need that the target would not hand on by itself."""
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Such variables that look like secrets: in a file of the owner's (`secret_variables`), and in
+    nothing that is rendered. An empty value is one that is not known here."""
+    owner: str = ""
+    """user@host that submitted the run first: two users' runs may have the same path."""
 
     @property
     def is_elastic(self) -> bool:

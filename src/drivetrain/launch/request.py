@@ -9,7 +9,9 @@ also stand in a file (`--launch-file launch.yaml`, the flags' names as keys), an
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from drivetrain.launch.command import (
     parse_command,
 )
 from drivetrain.launch.job import Job, seconds_of
+from drivetrain.launch.secret_variables import split
+from drivetrain.launch.submission import find
 from drivetrain.launch.target import (
     TARGETS,
     FillsIn,
@@ -52,6 +56,15 @@ class Request:
     job: Job
     is_dry_run: bool
     waits: bool
+
+
+def asked_target(words: Sequence[str]) -> str | None:
+    """The target that a command line names, if any; nothing else of it needs to be right."""
+    if on := _last_value(words, "--on"):
+        return on
+    if _last_value(words, "--backend") == "ray":
+        return "ray"
+    return "hosts" if _last_value(words, "--hosts") else None
 
 
 def read_request(words: Sequence[str]) -> Request | None:
@@ -115,6 +128,7 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
     name = args.job_name or stem
     own = _OF_THE_JOB | of_target
     handed_on = [word for word in command.launcher_args if word.partition("=")[0] not in own]
+    environment, secrets = split([_variable(text) for text in args.env])
     run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     return Job(
         name=name,
@@ -130,8 +144,22 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
         gpus_per_node=args.gpus_per_node,
         time_limit_s=None if args.time is None else seconds_of(args.time),
         grace_s=args.grace_period,
-        environment=tuple(_variable(text) for text in args.env),
+        environment=environment,
+        secrets=secrets,
+        owner=_owner(run_dir),
     )
+
+
+def _owner(run_dir: str) -> str:
+    """Whose the run is: of a run that was submitted before, who did that."""
+    before = find(run_dir)
+    if before is not None:
+        return before.job.owner
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _nodes(text: str) -> tuple[int, int]:
@@ -159,7 +187,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 def _last_value(words: Sequence[str], flag: str) -> str | None:
     found = None
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip(words, (*words[1:], ""), strict=False):
         if word == flag:
             found = following
         elif word.startswith(f"{flag}="):

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from drivetrain.core.bounded import one_line, read_json
-from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
 from drivetrain.core.files import write_whole
+from drivetrain.core.redaction import clean_text
+from drivetrain.launch import secret_variables
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
 from drivetrain.launch.trust import check_own
@@ -43,7 +45,7 @@ class Submission:
     def status(self) -> Status:
         """What the scheduler says; a run that was asked to stop has not failed."""
         found = self.target.poll(self.job, self.id)
-        if self.is_stopped and found.state is State.FAILED:
+        if self.is_stopped and found.state in (State.FAILED, State.UNKNOWN):
             return dataclasses.replace(found, state=State.STOPPED)
         return found
 
@@ -54,11 +56,12 @@ class Submission:
 
 def submit(target: Target, job: Job) -> Submission:
     """Check, render, remember, hand over."""
-    if problems := target.problems(job):
+    if problems := [*target.problems(job), *_unknown(job), *_still_there(job.run_dir)]:
         raise ConfigError(problems)
     rendered = target.render(job)
     folder = Path(job.run_dir)
-    write_whole(folder / rendered.filename, rendered.text, mode=OWN_MODE)
+    secret_variables.write(folder, job.secrets)
+    write_whole(folder / rendered.filename, rendered.text, mode=_mode(job))
     job_id = target.submit(job, rendered)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     submission = Submission(target, job, job_id, now)
@@ -83,7 +86,8 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
     options = dict(values["target"])
     kind = target_type(str(options.pop("name")))
     target = TypeAdapter(kind).validate_python(vars(with_options(kind, options)))
-    job = TypeAdapter(Job).validate_python(vars(Job(**values["job"])))
+    told = {**values["job"], "secrets": _secrets(folder, values["job"].get("secrets", ()))}
+    job = TypeAdapter(Job).validate_python(vars(Job(**told)))
     job_id, submitted_at = values["id"], values["submitted_at"]
     if not (isinstance(job_id, str) and _ID.fullmatch(job_id)):
         raise ValueError(f"{job_id!r} is no job's id")
@@ -104,6 +108,15 @@ def _where_it_is(job: Job, folder: Path) -> Job:
     return dataclasses.replace(job, run_dir=str(folder.absolute()))
 
 
+def _secrets(run_dir: Path, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """With what is in the owner's file; whoever may not read it can still follow the run."""
+    try:
+        values = secret_variables.read(run_dir)
+    except PermissionError:
+        values = {}
+    return tuple((name, values.get(name, "")) for name in names)
+
+
 def load(run_dir: str | Path) -> Submission:
     """The submission of a run, or an error that says what to do without one."""
     found = find(run_dir)
@@ -114,21 +127,47 @@ def load(run_dir: str | Path) -> Submission:
     return found
 
 
+def _unknown(job: Job) -> list[Problem]:
+    """Secrets whose file is gone, or somebody else's."""
+    rule = f"its value is not known here: {secret_variables.FILE} is gone, or not yours to read"
+    remedy = "submit the run anew with `drivetrain train … --env {}`"
+    names = [name for name, value in job.secrets if not value]
+    return [Problem("--env", rule, remedy.format(name), name) for name in names]
+
+
+def _still_there(run_dir: str | Path) -> list[Problem]:
+    """Two jobs must not write to one run: what was submitted before has to be over."""
+    before = find(run_dir)
+    if before is None:
+        return []
+    try:
+        state = before.status().state
+    except DrivetrainError as error:
+        rule = f"whether its job {before.id} is over cannot be known ({error})"
+        remedy = f"once it surely is: rm {Path(run_dir) / FILE}"
+        return [Problem("RUN", rule, remedy, str(run_dir))]
+    if state not in (State.WAITING, State.RUNNING):
+        return []
+    remedy = f"drivetrain logs {run_dir} -f follows it, drivetrain stop {run_dir} ends it"
+    return [Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))]
+
+
 def stop(run_dir: str | Path, *, trust: bool = False) -> Submission:
-    """Ask the run to save and end, and remember that it was asked."""
-    submission = dataclasses.replace(_own(run_dir, trust=trust), is_stopped=True)
-    _save(submission)
-    submission.target.stop(submission.job, submission.id)
-    return submission
+    """Ask the run to save and end, and remember that it was asked, unless that was refused."""
+    before = _own(run_dir, trust=trust)
+    asked = dataclasses.replace(before, is_stopped=True)
+    _save(asked)
+    try:
+        asked.target.stop(asked.job, asked.id)
+    except Exception:
+        _save(before)
+        raise
+    return asked
 
 
 def resume(run_dir: str | Path, *, trust: bool = False) -> Submission:
     """Submit the same job again: it goes on from its last checkpoint."""
     before = _own(run_dir, trust=trust)
-    state = before.status().state
-    if state in (State.WAITING, State.RUNNING):
-        remedy = f"drivetrain logs {run_dir} -f follows it"
-        raise ConfigError([Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))])
     return submit(before.target, before.job)
 
 
@@ -148,13 +187,19 @@ def _own(run_dir: str | Path, *, trust: bool) -> Submission:
 def _save(submission: Submission) -> None:
     values = {
         "target": {"name": submission.target.name, **_asdict(submission.target)},
-        "job": _asdict(submission.job),
+        "job": {**_asdict(submission.job), "secrets": [n for n, _ in submission.job.secrets]},
         "id": submission.id,
         "submitted_at": submission.submitted_at,
         "is_stopped": submission.is_stopped,
     }
-    text = json.dumps(values, indent=2) + "\n"
-    write_whole(Path(submission.job.run_dir) / FILE, text, mode=OWN_MODE)
+    path = Path(submission.job.run_dir) / FILE
+    write_whole(path, json.dumps(values, indent=2) + "\n", mode=_mode(submission.job))
+
+
+def _mode(job: Job) -> int:
+    """For others to read, unless the script's own arguments have a secret among them."""
+    has_secret = any(clean_text(word) != word for word in (*job.script_args, *job.flags))
+    return secret_variables.OWNERS_ONLY if has_secret else OWN_MODE
 
 
 def _asdict(value: Any) -> dict[str, Any]:

@@ -137,9 +137,27 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
         if of is bool:
             parser.add_argument(flag, action="store_true", help=text)
         elif of is tuple:
-            parser.add_argument(flag, action="append", default=[], help=text)
+            more = f"{text}; may be given again"
+            parser.add_argument(flag, action="append", default=[], help=more, metavar="VALUE")
         else:
-            parser.add_argument(flag, type=of, default=field.default, help=text)
+            shown = text if field.default is None else f"{text} ({field.default})"
+            parser.add_argument(
+                flag, type=of, default=field.default, help=shown.replace("%", "%%"), metavar="VALUE"
+            )
+
+
+def options_text(name: str) -> str:
+    """Each of a target's flags with what it means, for people."""
+    kind = target_type(name)
+    parser = argparse.ArgumentParser(
+        prog=f"drivetrain train --on {name}",
+        usage=f"drivetrain train --on {name} [FLAGS] SCRIPT [ARGS]",
+        description=(kind.__doc__ or "").strip().splitlines()[0],
+        epilog="Flags of every run: drivetrain train --help.",
+        add_help=False,
+    )
+    add_options(parser, kind)
+    return parser.format_help()
 
 
 def with_options(kind: type[Any], values: Mapping[str, Any]) -> Target:

@@ -102,9 +102,26 @@ class RayCluster:
         return [*ray, f"--object-store-memory={_OBJECT_STORE_BYTES}"]
 
 
+def cluster_environment(head: str, folder: Path, *, token: str | None = None) -> dict[str, str]:
+    """Nothing of the user's own: a token in a home makes every new head ask for it."""
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith("RAY_AUTH_")}
+    guard = {"RAY_AUTH_MODE": "disabled"}
+    if token is not None:
+        guard = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    address = {"RAY_ADDRESS": f"{head}:6379", "HOME": str(home)}
+    return {**inherited, **_SETTINGS, **address, **guard}
+
+
 @contextmanager
 def make_ray_cluster(
-    hosts: Hosts, folder: Path, *, cpus_per_host: int = 1, has_job_server: bool = False
+    hosts: Hosts,
+    folder: Path,
+    *,
+    cpus_per_host: int = 1,
+    has_job_server: bool = False,
+    token: str | None = None,
 ) -> Iterator[RayCluster]:
     """Ray on every host, ready for drivers; it ends with the hosts.
 
@@ -113,9 +130,9 @@ def make_ray_cluster(
         folder: For Ray's sessions. A short path: sockets lie in it.
         cpus_per_host: What Ray may think each host has.
         has_job_server: Whether the Jobs API answers; its dashboard is most of a cluster's weight.
+        token: What the cluster asks of everybody who comes; None: it asks for nothing.
     """
-    address = {"RAY_ADDRESS": f"{hosts[0].address}:6379"}
-    variables = {**os.environ, **_SETTINGS, **address}
+    variables = cluster_environment(hosts[0].address, folder, token=token)
     cluster = RayCluster(hosts[0], folder, cpus_per_host, has_job_server, variables)
     try:
         for host in hosts:

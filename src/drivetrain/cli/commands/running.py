@@ -16,6 +16,7 @@ verbs = typer.Typer()
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,  # after the script, --help is the script's
+        "help_option_names": [],  # ours, which also knows the target's flags
     },
     options_metavar="[FLAGS]",
 )
@@ -57,6 +58,7 @@ def train(context: typer.Context) -> None:
       --on TARGET          slurm, ray, kubernetes, hosts, local; --hosts FILE means --on hosts
       --nodes N            (--nnodes) and --gpus-per-node N, --time H:MM:SS, --job-name NAME,
                            --env NAME[=VALUE], and what the target itself takes
+      --on TARGET --help   what the target itself takes, flag by flag
       --dry-run            print what would be submitted
       --wait               follow the run to its end, and exit with its code
       --launch-file FILE   a YAML file with any of these flags
@@ -64,9 +66,15 @@ def train(context: typer.Context) -> None:
     \b
       drivetrain train train.py --nproc-per-node 4 global_batch_size=64 max_steps=500
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
-    from drivetrain.cli.train import run
+    from drivetrain.cli.train import help_of_target, run
+    from drivetrain.launch.command import HelpAsked
 
-    raise typer.Exit(run(context.args))
+    try:
+        code = run(context.args)
+    except HelpAsked:
+        typer.echo(help_of_target(context.args) or context.get_help())
+        code = 0
+    raise typer.Exit(code)
 
 
 @verbs.command()

@@ -9,17 +9,19 @@ the run; the conductor only does for plain machines what a scheduler does elsewh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from drivetrain.core.files import write_whole
+from drivetrain.launch import secret_variables
 from drivetrain.launch.conducting.lock import hold
 from drivetrain.launch.conducting.member import FILE, LOGS, Member, read_members
 from drivetrain.launch.trust import check_own
@@ -42,6 +44,7 @@ class _Playing:
 
     member: Member
     log: Path
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
     process: subprocess.Popen[bytes] | None = None
     code: int | None = None
     restarts: int = 0
@@ -59,6 +62,10 @@ class _Playing:
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C at the desk is not for them
             )
+        if self.secrets and self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended: that is seen at the next look
+                self.process.stdin.write(json.dumps(self.secrets).encode() + b"\n")
+                self.process.stdin.flush()
 
     def look(self, *, may_restart: bool) -> None:
         """Note its end, or start it again when that is due."""
@@ -153,7 +160,8 @@ def conduct(run_dir: Path) -> int:
     check_own(run_dir / FILE)
     content = read_members(run_dir / FILE)
     (run_dir / LOGS).mkdir(exist_ok=True)
-    playing = [_Playing(m, run_dir / LOGS / f"{m.host}.txt") for m in content.members]
+    secrets = secret_variables.read(run_dir)
+    playing = [_Playing(m, run_dir / LOGS / f"{m.host}.txt", secrets) for m in content.members]
     conductor = _Conductor(playing, content.grace_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, conductor.ask)

@@ -2,18 +2,21 @@
 
 Who started it, over ssh or on the same machine, holds its standard input. A line there, or its end,
 asks the run to save and stop; so when the starter is gone, or the connection to it, nothing is left
-running on the host.
+running on the host. With --variables-on-stdin the first line is the run's: variables, as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 
+from drivetrain.launch.conducting.member import FROM_STDIN
 from drivetrain.launch.guardian import guard
+from drivetrain.supervise.policy import PREEMPTED_CODE
 
 
 def _hold(leash: int) -> None:
@@ -23,8 +26,25 @@ def _hold(leash: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def variables_from(leash: int) -> dict[str, str] | None:
+    """The first line, and not a byte more; None when who started it is gone already."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(leash, 1)):
+            return None
+        line += byte
+    found: dict[str, str] = json.loads(line)
+    return found
+
+
 def main(words: list[str]) -> int:
     """The exit code of the run."""
+    if words[:1] == [FROM_STDIN]:
+        words = words[1:]
+        variables = variables_from(0)
+        if variables is None:
+            return PREEMPTED_CODE
+        os.environ |= variables
     leash = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # the ranks are not to read from it, or to keep it open

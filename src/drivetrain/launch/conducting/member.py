@@ -10,16 +10,18 @@ The conductor does what this file says and nothing else; it is what `--dry-run` 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from drivetrain.launch.job import Job
+from drivetrain.launch.yaml_text import yaml_text
 
 FILE = "job.yaml"
 LOGS = "logs"
+FROM_STDIN = "--variables-on-stdin"
+"""To the leash: its first line is a JSON object of variables that no command line may show."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,9 @@ class Members:
 
     def text(self) -> str:
         """The file, for people too: a command is one line of shell."""
-        lines = [f"grace_s: {self.grace_s:g}", "members:"]
-        for member in self.members:
-            command = yaml.safe_dump(shlex.join(member.command), width=10**6).splitlines()[0]
-            lines += [f"- host: {member.host}", f"  command: {command}"]
-        return "\n".join(lines) + "\n"
+        members = [{"host": m.host, "command": shlex.join(m.command)} for m in self.members]
+        seconds = int(self.grace_s) if self.grace_s == int(self.grace_s) else self.grace_s
+        return yaml_text({"grace_s": seconds, "members": members}, width=10**6)
 
 
 def read_members(path: Path) -> Members:
@@ -57,8 +57,6 @@ def on_leash(job: Job, python: str, *more_flags: str) -> list[str]:
     """What runs on a host, as one command line's words; variables first, for `env`."""
     variables = [f"{name}={value}" for name, value in job.environment]
     words = job.node_words(*more_flags)
-    return [*(["env", *variables] if variables else []), *_leash(python), *words]
-
-
-def _leash(python: str) -> Sequence[str]:
-    return python, "-m", "drivetrain.launch.conducting.leash"
+    leash = [python, "-m", "drivetrain.launch.conducting.leash"]
+    leash += [FROM_STDIN] if job.secrets else []
+    return [*(["env", *variables] if variables else []), *leash, *words]

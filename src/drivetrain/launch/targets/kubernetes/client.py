@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.core.extras import require
 from drivetrain.launch.target import State, Status
 from drivetrain.launch.targets.kubernetes.manifests import Manifest
-from drivetrain.launch.targets.kubernetes.states import status
+from drivetrain.launch.targets.kubernetes.states import (
+    current_events,
+    has_ended,
+    speaker,
+    status,
+)
 
 _API = {
     "job": ("batch/v1", "Job"),
@@ -18,10 +25,19 @@ _API = {
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
     "rayjob": ("ray.io/v1", "RayJob"),
 }
-_CONFLICT, _NOT_FOUND = 409, 404
+# An operator that checks what a job refers to must find it; everything else can come after.
+_NEEDED_FIRST = ("TrainingRuntime",)
+_BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT = 400, 401, 403, 404, 409
 _GONE_WITHIN_S, _POLL_S = 180.0, 1.0
+# So long without a word of a pod, and it is asked anew which one has rank 0.
+_QUIET_S = 60.0
 # RayJob has words of its own where others have conditions.
 _RAY_STATES = {"SUCCEEDED": "Complete", "FAILED": "Failed", "STOPPED": "Failed"}
+_RAY_DEPLOYMENTS = {"Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}
+_GONE = (
+    "it is not there any more: deleted, or it ended more than a day ago;"
+    " drivetrain status on the run's own directory says how"
+)
 
 
 def connect(namespace: str, context: str | None) -> Client:
@@ -35,11 +51,13 @@ def connect(namespace: str, context: str | None) -> Client:
             if context is not None:
                 raise
             config.load_incluster_config()
-        return Client(client.ApiClient(), namespace)
     except config.ConfigException as error:
         remedy = "set KUBECONFIG, or try `kubectl cluster-info`; --dry-run needs no cluster"
         problem = Problem("kubernetes", f"no cluster is known here ({error})", remedy, None, False)
         raise EnvironmentProblem([problem]) from error
+    api = client.ApiClient()
+    with _plainly(api):
+        return Client(api, namespace)
 
 
 class Client:
@@ -55,52 +73,122 @@ class Client:
         self._objects: Any = dynamic.DynamicClient(api)
 
     def create(self, objects: Sequence[Manifest]) -> None:
-        """All of them, or an error that names the one refused."""
-        for body in objects:
+        """The run's job, which is the last, and what belongs to it; or nothing at all."""
+        *others, job = objects
+        with _plainly(self._api):
+            self._make_way(job)
+            made: list[Manifest] = []
             try:
-                self._kind(body).create(body=body, namespace=self._namespace)
-            except self._errors as error:
-                if error.status != _CONFLICT:
-                    raise _refused(body, error) from error
-                self._delete(body)
-                self._wait_until_gone(body)
-                self._kind(body).create(body=body, namespace=self._namespace)
+                for body in (each for each in others if each["kind"] in _NEEDED_FIRST):
+                    self._replace(body, made)
+                owner = _owner(self._replace(job, made))
+                for body in (each for each in others if each["kind"] not in _NEEDED_FIRST):
+                    self._replace(_owned(body, owner), made)
+            except BaseException:
+                with suppress(Exception):  # the first error is the one to be told
+                    self.delete(made)
+                raise
 
     def delete(self, objects: Sequence[Manifest]) -> None:
         """The last made first, so that nothing starts pods again."""
-        for body in reversed(objects):
-            self._delete(body)
+        with _plainly(self._api):
+            for body in reversed(objects):
+                self._delete(body)
 
     def status(self, kind: str, name: str) -> Status:
         """What became of it."""
         api_version, kind_name = _API[kind]
-        resource = self._objects.resources.get(api_version=api_version, kind=kind_name)
-        try:
-            found = resource.get(name=name, namespace=self._namespace).to_dict()
-        except self._errors as error:
-            if error.status == _NOT_FOUND:
-                return Status(State.STOPPED, "it is not there any more")
-            raise
-        selector = f"app.kubernetes.io/instance={name}"
-        pods = self._listed(
-            self._core.list_namespaced_pod(self._namespace, label_selector=selector)
-        )
-        events = self._listed(self._core.list_namespaced_event(self._namespace))
-        own = [e for e in events if e["involvedObject"].get("name", "").startswith(name)]
-        return status(pods, _conditions(found), own)
+        with _plainly(self._api):
+            found = self._find(api_version, kind_name, name)
+            if found is None:
+                return Status(State.UNKNOWN, _GONE)
+            child = None
+            if kind in ("jobset", "trainjob"):
+                child = self._find("batch/v1", "Job", f"{name}-node-0")
+            pods = self._pods(name)
+            events = current_events(self._listed("Event"), {"kind": kind_name, **found}, pods)
+        conditions = [*(_conditions(child) if child else ()), *_conditions(found)]
+        made = status(pods, conditions, events)
+        if "deletionTimestamp" in found["metadata"] and not made.state.is_over:
+            return Status(State.RUNNING, "is being deleted: its pods save and end", made.hosts)
+        return made
 
-    def logs(self, name: str, *, follow: bool) -> Iterator[str]:
-        """Of the pod with index 0, the newest one if it was replaced."""
-        selector = f"app.kubernetes.io/instance={name},batch.kubernetes.io/job-completion-index=0"
-        pods = self._core.list_namespaced_pod(self._namespace, label_selector=selector).items
-        if not pods:
+    def logs(self, kind: str, name: str, *, follow: bool) -> Iterator[str]:
+        """Of the pod with rank 0, and of those that come after it until the run is over."""
+        num_seen: dict[str, int] = {}
+        finished: set[str] = set()
+        while True:
+            # before the log is read: what was printed last is in it
+            is_over = not follow or not self._goes_on(kind, name)
+            with _plainly(self._api):
+                pod = speaker(self._pods(name))
+            uid = pod["metadata"].get("uid", "") if pod else ""
+            if pod is not None and uid not in finished:
+                if has_ended(pod):
+                    finished.add(uid)
+                for piece in self._log(pod, follow=not is_over, skip=num_seen.get(uid, 0)):
+                    num_seen[uid] = num_seen.get(uid, 0) + len(piece)
+                    yield piece.decode(errors="replace")
+            if is_over:
+                return
+            time.sleep(_POLL_S)
+
+    def _goes_on(self, kind: str, name: str) -> bool:
+        return self.status(kind, name).state in (State.WAITING, State.RUNNING)
+
+    def _log(self, pod: Mapping[str, Any], *, follow: bool, skip: int) -> Iterator[bytes]:
+        """What a pod printed after the first `skip` bytes; nothing while it is being created."""
+        urllib3: Any = require("urllib3", extra="kubernetes")
+        with _plainly(self._api):
+            try:
+                stream = self._core.read_namespaced_pod_log(
+                    pod["metadata"]["name"],
+                    self._namespace,
+                    follow=follow,
+                    _preload_content=False,
+                    _request_timeout=_QUIET_S,
+                )
+            except self._errors as error:
+                if error.status in (_BAD_REQUEST, _NOT_FOUND):  # not there yet, or no longer
+                    return
+                raise
+            # a connection that breaks or falls silent is opened again by who follows
+            with suppress(urllib3.exceptions.HTTPError):
+                for piece in stream.stream():
+                    if rest := piece[skip:]:
+                        yield rest
+                    skip = max(0, skip - len(piece))
+
+    def _make_way(self, job: Manifest) -> None:
+        """What an earlier life of the run has left; one that goes on is left alone."""
+        kind = next(word for word, (_, name) in _API.items() if name == job["kind"])
+        name = job["metadata"]["name"]
+        self._kind(job)  # is its operator there?
+        found = self._find(job["apiVersion"], job["kind"], name)
+        if found is None:
             return
-        newest = max(pods, key=lambda pod: pod.metadata.creation_timestamp)
-        stream = self._core.read_namespaced_pod_log(
-            newest.metadata.name, self._namespace, follow=follow, _preload_content=False
-        )
-        for piece in stream.stream():
-            yield piece.decode(errors="replace")
+        if "deletionTimestamp" not in found["metadata"]:
+            state = self.status(kind, name).state
+            if not state.is_over:
+                rule = f"is {state} there; to submit it again would end it"
+                remedy = f"kubectl delete {kind} {name} --namespace {self._namespace} ends it"
+                raise EnvironmentProblem([Problem(job["kind"], rule, remedy, name)])
+            self._delete(job)
+        self._wait_until_gone(job)
+
+    def _replace(self, body: Manifest, made: list[Manifest]) -> Manifest:
+        """Create it, in place of what an earlier life of the run has left."""
+        try:
+            created = self._kind(body).create(body=body, namespace=self._namespace)
+        except self._errors as error:
+            if error.status != _CONFLICT:
+                raise _refused(error, body) from error
+            self._delete(body)
+            self._wait_until_gone(body)
+            created = self._kind(body).create(body=body, namespace=self._namespace)
+        made.append(body)
+        found: Manifest = created.to_dict()
+        return found
 
     def _kind(self, body: Manifest) -> Any:
         dynamic: Any = require("kubernetes.dynamic.exceptions", extra="kubernetes")
@@ -113,6 +201,16 @@ class Client:
             )
             raise EnvironmentProblem([problem]) from error
 
+    def _find(self, api_version: str, kind: str, name: str) -> Manifest | None:
+        resource = self._kind({"apiVersion": api_version, "kind": kind})
+        try:
+            found: Manifest = resource.get(name=name, namespace=self._namespace).to_dict()
+        except self._errors as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+        return found
+
     def _delete(self, body: Manifest) -> None:
         try:
             self._kind(body).delete(
@@ -122,38 +220,90 @@ class Client:
             )
         except self._errors as error:
             if error.status != _NOT_FOUND:
-                raise _refused(body, error) from error
+                raise _refused(error, body) from error
 
     def _wait_until_gone(self, body: Manifest) -> None:
         deadline = time.monotonic() + _GONE_WITHIN_S
-        while time.monotonic() < deadline:
-            try:
-                self._kind(body).get(name=body["metadata"]["name"], namespace=self._namespace)
-            except self._errors as error:
-                if error.status == _NOT_FOUND:
-                    return
-            time.sleep(_POLL_S)
+        name = body["metadata"]["name"]
+        while (found := self._find(body["apiVersion"], body["kind"], name)) is not None:
+            if time.monotonic() > deadline:
+                held = ", ".join(found["metadata"].get("finalizers") or ["its pods"])
+                rule = f"is being deleted and held by {held}"
+                remedy = f"kubectl describe {body['kind'].lower()} {name}; then submit it again"
+                raise EnvironmentProblem([Problem(body["kind"], rule, remedy, name)])
+            time.sleep(min(_POLL_S, _GONE_WITHIN_S))
 
-    def _listed(self, answer: Any) -> list[Manifest]:
-        """As the API wrote it: with the names its documents use."""
-        made: list[Manifest] = self._api.sanitize_for_serialization(answer)["items"]
-        return made
+    def _pods(self, name: str) -> list[Manifest]:
+        return self._listed("Pod", f"app.kubernetes.io/instance={name}")
+
+    def _listed(self, kind: str, selector: str | None = None) -> list[Manifest]:
+        resource = self._kind({"apiVersion": "v1", "kind": kind})
+        answer = resource.get(namespace=self._namespace, label_selector=selector)
+        found: list[Manifest] = answer.to_dict()["items"]
+        return found
+
+
+def _owner(created: Manifest) -> Manifest:
+    return {
+        "apiVersion": created["apiVersion"],
+        "kind": created["kind"],
+        "name": created["metadata"]["name"],
+        "uid": created["metadata"]["uid"],
+    }
+
+
+def _owned(body: Manifest, owner: Manifest) -> Manifest:
+    """With an owner: the cluster deletes it when that is gone, by whatever hand."""
+    return {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
 
 
 def _conditions(found: Manifest) -> list[Manifest]:
     state = found.get("status") or {}
     conditions = list(state.get("conditions") or [])
-    if word := _RAY_STATES.get(state.get("jobStatus", "")):
-        conditions.append({"type": word, "status": "True", "message": state.get("message", "")})
+    deployment = state.get("jobDeploymentStatus") or ""
+    word = _RAY_STATES.get(state.get("jobStatus") or "") or _RAY_DEPLOYMENTS.get(deployment)
+    if word and deployment != "Retrying":  # then it begins again
+        message = state.get("message") or state.get("reason") or ""
+        conditions.append({"type": word, "status": "True", "message": message})
     return conditions
 
 
-def _refused(body: Manifest, error: Any) -> EnvironmentProblem:
-    import json
+@contextmanager
+def _plainly(api: Any) -> Iterator[None]:
+    """What a server refuses, or that it does not answer, as a sentence with something to do."""
+    client: Any = require("kubernetes.client", extra="kubernetes")
+    urllib3: Any = require("urllib3", extra="kubernetes")
+    try:
+        yield
+    except client.exceptions.ApiException as error:
+        raise _refused(error) from error
+    except urllib3.exceptions.HTTPError as error:
+        reason = str(getattr(error, "reason", None) or error).rpartition(": ")[2]
+        rule = f"no API server answers at {api.configuration.host} ({reason})"
+        remedy = "try `kubectl cluster-info`; --dry-run needs no cluster"
+        raise EnvironmentProblem([Problem("kubernetes", rule, remedy, None, False)]) from error
 
+
+def _refused(error: Any, body: Manifest | None = None) -> EnvironmentProblem:
+    """The server's own words, and what to do about them."""
     try:
         message = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         message = str(error.reason)
-    remedy = "see `kubectl auth can-i create` and the message; --dry-run shows what was sent"
-    return EnvironmentProblem([Problem(body["kind"], message, remedy, body["metadata"]["name"])])
+    message = " ".join(message.split())
+    if error.status == _UNAUTHORIZED:
+        rule = f"the API server does not know who you are (401: {message})"
+        remedy = "log in again, and see that `kubectl auth whoami` answers"
+    elif error.status == _FORBIDDEN:
+        rule = f"the API server does not allow it (403: {message})"
+        remedy = (
+            "see the message; the Role of deploy/kustomize/base/access.yaml has all that is needed"
+        )
+    elif error.status >= 500:
+        rule = f"the API server has trouble of its own ({error.status}: {message})"
+        remedy = "try again later"
+    else:
+        rule, remedy = message, "--dry-run shows what was sent"
+    if body is None:
+        return EnvironmentProblem([Problem("kubernetes", rule, remedy, None, False)])
+    return EnvironmentProblem([Problem(body["kind"], rule, remedy, body["metadata"]["name"])])

@@ -11,7 +11,15 @@ from typing import Any
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
 from drivetrain.launch.targets.kubernetes.options import Options
-from drivetrain.launch.targets.kubernetes.pod import CONTAINER, MEET_PORT, labels, pod_spec
+from drivetrain.launch.targets.kubernetes.pod import (
+    COMPONENT,
+    CONTAINER,
+    MEET_PORT,
+    SUBMITTER,
+    escaped,
+    labels,
+    pod_spec,
+)
 from drivetrain.record.session import RUN_DIR
 
 Manifest = dict[str, Any]
@@ -125,7 +133,8 @@ def _rayjob(job: Job, options: Options) -> list[Manifest]:
     head = _ray_template(job, replace(options, shm=_HEADS_SHM))
     head["spec"]["containers"][0]["resources"] = _exactly(_HEAD)
     spec: Manifest = {
-        "entrypoint": shlex.join([*python, *job.script_args]),
+        # the submitter gets it as its arguments
+        "entrypoint": escaped(shlex.join([*python, *job.script_args])),
         "submissionMode": "K8sJobMode",
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": 300,
@@ -134,6 +143,7 @@ def _rayjob(job: Job, options: Options) -> list[Manifest]:
         "runtimeEnvYAML": json.dumps({"env_vars": {RUN_DIR: inside.run_dir}}),
         "submitterPodTemplate": _submitter(job, options),
         "rayClusterSpec": {
+            "rayVersion": options.ray_version,
             # no rank is to be placed on it
             "headGroupSpec": {
                 "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
@@ -169,6 +179,7 @@ def _ray_template(job: Job, options: Options) -> Manifest:
 def _submitter(job: Job, options: Options) -> Manifest:
     """KubeRay's own has no rights to give up and no secret to pull the image with."""
     template = _ray_template(job, options)
+    template["metadata"]["labels"][COMPONENT] = SUBMITTER
     spec = template["spec"]
     spec["restartPolicy"] = "Never"
     del spec["volumes"]

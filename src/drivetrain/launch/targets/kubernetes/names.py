@@ -11,7 +11,8 @@ from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes.options import Options
 
 # A pod of a JobSet is called NAME-node-0-INDEX-SUFFIX, in 63 characters.
-MOST_CHARACTERS = 40
+MOST_CHARACTERS = 43
+MARK_CHARACTERS = 8
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -20,14 +21,23 @@ def object_name(job: Job) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
     if plain[:1].isdigit():  # a Service's name begins with a letter
         plain = f"run-{plain}"
-    mark = hashlib.sha256(job.run_dir.encode()).hexdigest()[:5]
-    return f"{plain}-{mark}"
+    return f"{plain}-{_mark(job)}"
 
 
 def in_pods(job: Job, options: Options) -> Job:
-    """The same job, its directory where the volume is mounted."""
-    folder = PurePosixPath(options.mount_path) / PurePosixPath(job.run_dir).name
-    return replace(job, run_dir=str(folder))
+    """The same job, its directory where the volume is mounted.
+
+    Everybody's runs lie there side by side: a folder is one run's, and never that of another run
+    whose own folder has the same name.
+    """
+    folder = f"{PurePosixPath(job.run_dir).name}-{_mark(job)}"
+    return replace(job, run_dir=str(PurePosixPath(options.mount_path) / folder))
+
+
+def _mark(job: Job) -> str:
+    """Of whose run it is and where its directory lies; neither changes when it is resumed."""
+    whose = f"{job.owner}:{job.run_dir}"
+    return hashlib.sha256(whose.encode()).hexdigest()[:MARK_CHARACTERS]
 
 
 def keeps_checkpoints_in_store(job: Job) -> bool:

@@ -34,4 +34,5 @@ class Options:
     pull_secret: str | None = option("Secret to pull the image with, by its name")
     service_account: str | None = option("ServiceAccount of the pods")
     run_as_user: int = option("user id in the containers", 1000)
+    ray_version: str | None = option("rayjob: the version of Ray in the image, such as 2.53.0")
     max_retries: int = option("pods that may fail before the job does; 75 is no failure", 6)

@@ -12,6 +12,8 @@ Manifest = dict[str, Any]
 
 CONTAINER = "node"
 MEET_PORT = 29400
+COMPONENT, SUBMITTER = "app.kubernetes.io/component", "submitter"
+"""The label of the pod that hands a script to Ray, and prints what it prints."""
 _SHM = "/dev/shm"  # noqa: S108 - the mount point itself
 # From the end of saving to the end of the container.
 _MARGIN_S = 30
@@ -96,8 +98,8 @@ def _meeting(job: Job, options: Options) -> tuple[str, ...]:
 
 
 def escaped(word: str) -> str:
-    """Kubernetes expands $(NAME) in arguments; a user's own is meant as it stands."""
-    return word.replace("$(", "$$(")
+    """Kubernetes expands $(NAME) and makes $$ one; a user's own dollars are meant as they stand."""
+    return word.replace("$", "$$")
 
 
 def environment(job: Job) -> list[Manifest]:

@@ -9,9 +9,11 @@ from pathlib import PurePosixPath
 
 from drivetrain.core.errors import Problem
 from drivetrain.core.redaction import clean_text, is_secret
+from drivetrain.launch.checks import variable_problems
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes.names import (
     LABEL,
+    MARK_CHARACTERS,
     MOST_CHARACTERS,
     keeps_checkpoints_in_store,
     object_name,
@@ -23,7 +25,7 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _IMAGE = re.compile(r"[\w.\-/:]+?(:(?P<tag>[\w.\-]+))?(@sha256:(?P<digest>[0-9a-f]{64}))?")
 _QUALIFIED = re.compile(r"([a-z0-9.\-]{1,253}/)?[A-Za-z0-9]([\w.\-]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([\w.\-]{0,61}[A-Za-z0-9])?)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VERSION = re.compile(r"\d+\.\d+\.\d+[\w.+-]*")
 _RESERVED = ("/", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr", "/tmp")  # noqa: S108
 
 Rule = Callable[[Job, Options], Iterator[Problem]]
@@ -57,7 +59,8 @@ def _image(_: Job, options: Options) -> Iterator[Problem]:
 def _name(job: Job, _: Options) -> Iterator[Problem]:
     name = object_name(job)
     if not LABEL.fullmatch(name) or len(name) > MOST_CHARACTERS:
-        rule = f"must have letters or digits, and at most {MOST_CHARACTERS - 6} of them"
+        most = MOST_CHARACTERS - MARK_CHARACTERS - 1
+        rule = f"must have letters or digits, and at most {most} of them"
         yield Problem("--job-name", rule, "--job-name my-run", job.name)
 
 
@@ -132,11 +135,9 @@ def _tolerations(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG0
 
 def _secrets(job: Job, _: Options) -> Iterator[Problem]:
     remedy = "put it into a Secret and name that: --secret my-keys"
-    for name, value in job.environment:
-        if not _VARIABLE.fullmatch(name):
-            rule = "not the name of a variable"
-            yield Problem("--env", rule, "letters, digits and underscores", name)
-        elif is_secret(name, value):
+    yield from variable_problems(job)
+    for name, value in (*job.environment, *job.secrets):
+        if is_secret(name, value):
             rule = "looks like a secret, and everybody who sees the job would read it"
             yield Problem("--env", rule, remedy, f"{name}=(not shown)")
     for word in (*job.script_args, *job.flags):
@@ -179,6 +180,15 @@ def _times(job: Job, options: Options) -> Iterator[Problem]:
         yield Problem("--max-retries", "must be 0 or more", "--max-retries 6", options.max_retries)
 
 
+def _ray(_: Job, options: Options) -> Iterator[Problem]:
+    if options.kind == "rayjob" and options.ray_version is None:
+        rule = "KubeRay has to know which Ray is in the image"
+        yield Problem("--ray-version", rule, "--ray-version 2.53.0", has_value=False)
+    elif options.ray_version is not None and not _VERSION.fullmatch(options.ray_version):
+        remedy = "--ray-version 2.53.0, the image's"
+        yield Problem("--ray-version", "not a version of Ray", remedy, options.ray_version)
+
+
 def _user(_: Job, options: Options) -> Iterator[Problem]:
     if not 1 <= options.run_as_user < 2**31:
         rule = "pods do not run as root"
@@ -199,5 +209,6 @@ _RULES: Sequence[Rule] = (
     _script,
     _elastic,
     _times,
+    _ray,
     _user,
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from drivetrain.core.finding import Finding, Severity
 from drivetrain.launch.target import State, Status
+from drivetrain.launch.targets.kubernetes.pod import COMPONENT, SUBMITTER
 
 Object = Mapping[str, Any]
 
@@ -16,6 +18,19 @@ _MOUNT = ("FailedMount", "FailedAttachVolume")
 _INSUFFICIENT = re.compile(r"(\d+) Insufficient ([\w/-]+(?:\.[\w/-]+)*)")
 _TAINT = re.compile(r"untolerated taint \{([^}]*)\}")
 _KILLED, _RESUME = 137, 75
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_DEADLINE = "DeadlineExceeded"
+_TIME_IS_UP = (
+    "its time limit (--time) was reached, and its pods were asked to save;"
+    " drivetrain resume goes on from the last checkpoint"
+)
+_CONDITIONS = {
+    "Complete": State.FINISHED,
+    "Completed": State.FINISHED,
+    "Failed": State.FAILED,
+    "FailureTarget": State.FAILED,
+    "Suspended": State.WAITING,
+}
 
 
 def findings(pods: Sequence[Object], events: Sequence[Object]) -> list[Finding]:
@@ -26,31 +41,130 @@ def findings(pods: Sequence[Object], events: Sequence[Object]) -> list[Finding]:
 
 
 def status(
-    pods: Sequence[Object], conditions: Sequence[Object], events: Sequence[Object]
+    pods: Sequence[Object],
+    conditions: Sequence[Object],
+    events: Sequence[Object],
+    *,
+    now: datetime | None = None,
 ) -> Status:
     """Where the job is: by its own conditions, or else by its pods."""
-    said = sorted(findings(pods, events), key=lambda finding: finding.severity != "error")
+    there = current(pods)
+    said = [_leaving(pod, now or datetime.now(UTC)) for pod in there if _is_leaving(pod)]
+    said += sorted(findings(there, events), key=lambda finding: finding.severity != "error")
     detail = f"{said[0].what} ({said[0].evidence}); {said[0].fix}" if said else ""
-    hosts = tuple(
-        dict.fromkeys(
-            pod["spec"]["nodeName"] for pod in pods if pod.get("spec", {}).get("nodeName")
-        )
-    )
+    nodes = (pod.get("spec", {}).get("nodeName") for pod in there)
+    hosts = tuple(dict.fromkeys(node for node in nodes if node))
     for condition in conditions:
-        if condition.get("status") != "True":
-            continue
-        if condition["type"] in ("Complete", "Completed"):
-            return Status(State.FINISHED, "", hosts, 0)
-        if condition["type"] in ("Failed", "FailureTarget"):
-            reason = condition.get("message") or condition.get("reason", "")
-            return Status(State.FAILED, detail or reason, hosts, _exit_code(pods))
-        if condition["type"] in ("Suspended",):
-            return Status(State.WAITING, "suspended, as a queue does", hosts)
-    phases = {pod.get("status", {}).get("phase") for pod in pods}
-    if not pods:
+        if condition.get("status") == "True" and condition["type"] in _CONDITIONS:
+            return _by_condition(condition, pods, detail, hosts)
+    if not there:
         return Status(State.WAITING, detail or "no pod yet")
+    phases = {"Leaving" if _is_leaving(pod) else _phase(pod) for pod in there}
     running = phases <= {"Running", "Succeeded"} and "Running" in phases
     return Status(State.RUNNING if running else State.WAITING, detail, hosts)
+
+
+def _by_condition(
+    condition: Object, pods: Sequence[Object], detail: str, hosts: tuple[str, ...]
+) -> Status:
+    state = _CONDITIONS[condition["type"]]
+    code = _exit_code(pods)
+    if state is State.FINISHED:
+        return Status(state, "", hosts, 0)
+    if state is State.WAITING:
+        return Status(state, "suspended, as a queue does", hosts)
+    if condition.get("reason") == _DEADLINE and code is None:
+        return Status(State.STOPPED, _TIME_IS_UP, hosts, _RESUME)
+    reason = condition.get("message") or condition.get("reason", "")
+    return Status(state, detail or reason, hosts, code)
+
+
+def current(pods: Sequence[Object]) -> list[Object]:
+    """The newest pod of each node: a failed one stays to be looked at when it has been replaced."""
+    newest: dict[str, Object] = {}
+    for pod in sorted(pods, key=lambda pod: _time(pod["metadata"].get("creationTimestamp"))):
+        meta = pod["metadata"]
+        newest[(meta.get("labels") or {}).get(_INDEX, meta["name"])] = pod
+    return list(newest.values())
+
+
+def speaker(pods: Sequence[Object]) -> Object | None:
+    """The pod whose output is the run's: Ray's submitter, or the node with rank 0.
+
+    Nodes that meet are numbered by their addresses, in the order of the texts.
+    """
+    there = current(pods)
+    submitters = [pod for pod in there if _component(pod) == SUBMITTER]
+    running = [pod for pod in there if _phase(pod) == "Running" and not _is_leaving(pod)]
+    chosen = submitters[-1:] or running or there
+    return min(chosen, key=lambda pod: pod.get("status", {}).get("podIP") or "~", default=None)
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether it will print nothing more."""
+    return _phase(pod) in ("Succeeded", "Failed")
+
+
+def current_events(events: Sequence[Object], owner: Object, pods: Sequence[Object]) -> list[Object]:
+    """Those that still say something: of pods that do not run yet, and of what makes pods."""
+    waiting = {pod["metadata"].get("uid") for pod in current(pods) if _phase(pod) == "Pending"}
+    pods_made = [_time(pod["metadata"].get("creationTimestamp")) for pod in pods]
+    last_made = max(pods_made, default=_time(owner["metadata"].get("creationTimestamp")))
+    kept = []
+    for event in events:
+        about = event.get("involvedObject", {})
+        if about.get("kind") == "Pod":
+            is_current = about.get("uid") in waiting
+        else:
+            is_current = _makes_pods(about, owner["metadata"]) and _seen_at(event) >= last_made
+        kept += [event] if is_current else []
+    return kept
+
+
+def _makes_pods(about: Object, owner: Object) -> bool:
+    """The job itself in this life of it, or what its operator has made for it."""
+    name = owner["name"]
+    if about.get("name") == name:
+        # an operator's objects have their owner's name: those of another kind, another uid
+        return about.get("uid") == owner.get("uid") or about.get("kind") != owner.get("kind", "Job")
+    return str(about.get("name", "")).startswith(f"{name}-")
+
+
+def _seen_at(event: Object) -> datetime:
+    series = (event.get("series") or {}).get("lastObservedTime")
+    made = event.get("metadata", {}).get("creationTimestamp")
+    return _time(series or event.get("lastTimestamp") or event.get("eventTime") or made)
+
+
+def _time(text: str | None) -> datetime:
+    return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
+
+
+def _phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase"))
+
+
+def _component(pod: Object) -> str | None:
+    found: str | None = (pod["metadata"].get("labels") or {}).get(COMPONENT)
+    return found
+
+
+def _is_leaving(pod: Object) -> bool:
+    """Whether it is being deleted: the API still calls it Running, also when its node is lost."""
+    return bool(pod["metadata"].get("deletionTimestamp")) and not has_ended(pod)
+
+
+def _leaving(pod: Object, now: datetime) -> Finding:
+    name, until = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
+    if now <= _time(until):
+        return _finding("leaving", name, "saves and ends", f"until {until}", "nothing", "warning")
+    node = pod.get("spec", {}).get("nodeName", "")
+    what = "should have ended and has not: its node may be lost"
+    fix = (
+        f"kubectl get node {node}; once that machine is surely off,"
+        f" kubectl delete pod {name} --force lets the job replace it"
+    )
+    return _finding("lost", name, what, f"was to end by {until}", fix)
 
 
 def _exit_code(pods: Sequence[Object]) -> int | None:
@@ -163,6 +277,10 @@ def _event(event: Object) -> Iterator[Finding]:
     elif reason == "FailedCreate" and "PodSecurity" in message:
         fix = "without --rdma, or a namespace that allows it"
         yield _finding("security", name, "the namespace does not allow such pods", message, fix)
+    elif reason == "FailedCreate":
+        kind = str(event.get("involvedObject", {}).get("kind", "job")).lower()
+        fix = f"kubectl describe {kind} {name}, and see what the message names"
+        yield _finding("creation", name, "its pods cannot be created", message, fix)
     elif reason == "Preempted":
         fix = "nothing: it goes on when there is room; --priority-class keeps it"
         what = "made way for something more important"

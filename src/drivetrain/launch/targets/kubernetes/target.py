@@ -12,21 +12,15 @@ from drivetrain.core.errors import Problem
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import Rendered, Status
 from drivetrain.launch.targets.kubernetes import rules
-from drivetrain.launch.targets.kubernetes.manifests import Manifest, objects
+from drivetrain.launch.targets.kubernetes.manifests import objects
 from drivetrain.launch.targets.kubernetes.names import object_name
 from drivetrain.launch.targets.kubernetes.options import Options
+from drivetrain.launch.yaml_text import yaml_text
 
 if TYPE_CHECKING:
     from drivetrain.launch.targets.kubernetes.client import Client
 
 _FILE = "job.yaml"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Without anchors: the same labels in two places are written twice, as people do."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
-        return True
 
 
 @dataclass(frozen=True)
@@ -43,12 +37,12 @@ class Kubernetes(Options):
 
     def render(self, job: Job) -> Rendered:
         """The manifest, as `kubectl apply` would take it."""
-        documents = (_text(each) for each in objects(job, self))
+        documents = (yaml_text(each) for each in objects(job, self))
         command = ("kubectl", "apply", "--filename", _FILE)
         return Rendered(_FILE, "---\n".join(documents), command)
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        """Create the objects; those of an earlier life of the same run make way."""
+        """Create the objects; those of an earlier life of the same run make way if that is over."""
         self._client().create([*yaml.safe_load_all(rendered.text)])
         return f"{self.kind}/{object_name(job)}"
 
@@ -57,8 +51,8 @@ class Kubernetes(Options):
         return self._client().status(self.kind, object_name(job))
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:  # noqa: ARG002
-        """Of the first node, where rank 0 speaks."""
-        return self._client().logs(object_name(job), follow=follow)
+        """Of the node with rank 0."""
+        return self._client().logs(self.kind, object_name(job), follow=follow)
 
     def stop(self, job: Job, job_id: str) -> None:  # noqa: ARG002
         """Delete the objects: pods get SIGTERM, and time to save."""
@@ -68,7 +62,3 @@ class Kubernetes(Options):
         from drivetrain.launch.targets.kubernetes.client import connect
 
         return connect(self.namespace, self.context)
-
-
-def _text(document: Manifest) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100)

@@ -12,6 +12,7 @@ from typing import Any
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
 from drivetrain.core.extras import require
 from drivetrain.launch.target import State, Status
+from drivetrain.launch.targets.ray import tokens
 from drivetrain.supervise.policy import PREEMPTED_CODE
 
 _STATES = {
@@ -26,14 +27,25 @@ _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 def connect(address: str | None) -> Any:
     """A client of the cluster's job server."""
+    headers = tokens.headers()  # before Ray is imported
     module = require("ray.job_submission", extra="ray")
     require("aiohttp", extra="ray")
     try:
         with _given_address_wins(address):
-            return module.JobSubmissionClient(address)
+            return module.JobSubmissionClient(address, headers=headers)
+    except _wrong_token() as error:
+        rule, remedy = tokens.in_words(str(error))
+        raise EnvironmentProblem([Problem("--address", rule, remedy, address)]) from None
     except (ConnectionError, RuntimeError, ValueError) as error:
         shown = address or next((os.environ[n] for n in _ADDRESSES if n in os.environ), None)
         raise _unreachable(shown, str(error)) from None
+
+
+def _wrong_token() -> type[Exception]:
+    """What Ray raises for it; older ones know no tokens."""
+    exceptions = require("ray.exceptions", extra="ray")
+    found: type[Exception] = getattr(exceptions, "AuthenticationError", PermissionError)
+    return found
 
 
 @contextmanager
@@ -136,3 +148,5 @@ def _told_plainly() -> Iterator[None]:
         yield
     except (RuntimeError, ConnectionError) as error:
         raise DrivetrainError(f"ray: {str(error).strip()}") from None
+    except _wrong_token() as error:
+        raise DrivetrainError(f"ray: {'; '.join(tokens.in_words(str(error)))}") from None

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from drivetrain.launch.job import Job, time_text
+from drivetrain.launch.secret_variables import FILE as SECRETS
 from drivetrain.launch.targets.slurm.options import Options
 
 LOGS = "logs"
@@ -32,6 +33,8 @@ def sbatch_script(job: Job, options: Options) -> str:
     """Every line of it, the same for the same job."""
     head = "".join(f"#SBATCH {line}\n" for line in _directives(job, options))
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.environment)
+    if job.secrets:  # in a file of the owner's: this one may be read by others
+        exports += f". {shlex.quote(f'{job.run_dir}/{SECRETS}')} || exit 1\n"
     setup = "".join(f"{line}\n" for line in options.setup)
     preamble = "".join(f"\n{part}" for part in (exports, setup) if part)
     return f"#!/bin/bash\n{head}{preamble}{_BODY.format(srun=_srun(job, options))}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shutil
 import subprocess
 import time
@@ -20,6 +22,7 @@ from drivetrain.launch.targets.slurm.options import Options
 from drivetrain.launch.targets.slurm.script import LOGS, sbatch_script, signal_s
 
 _FILE = "job.sh"
+_JOB_NAME = re.compile(r"[\w.+:@,=-]+")
 _ANSWER_S = 60
 _MORE_S = 10.0
 """Beyond the time for saving: for the ranks to end and Slurm to notice."""
@@ -33,7 +36,7 @@ class Slurm(Options):
 
     def problems(self, job: Job) -> list[Problem]:
         """Also: a time limit that leaves no time to train before the signal comes."""
-        found = [*script_problems(job), *shape_problems(job)]
+        found = [*script_problems(job), *shape_problems(job), *_line_problems(job, self)]
         if job.time_limit_s is not None and job.grace_s < job.time_limit_s <= signal_s(job):
             rule = f"the signal to save comes {signal_s(job)} s before the limit"
             remedy = "ask for more time, or a shorter --grace-period"
@@ -88,6 +91,22 @@ class Slurm(Options):
                     return
                 time.sleep(0.5)
         _slurm("scancel", job_id)
+
+
+def _line_problems(job: Job, options: Options) -> list[Problem]:
+    """What would end its line of the script, and be run as the next one."""
+    found = []
+    if not _JOB_NAME.fullmatch(job.name):
+        rule = "Slurm takes letters, digits and . _ + : @ , = - for a name"
+        found.append(Problem("--job-name", rule, "--job-name my-run", job.name))
+    given = {"run_dir": job.run_dir, "working_dir": job.working_dir} | dataclasses.asdict(options)
+    for name, value in given.items():
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and not text.isprintable() for text in texts):
+            where = f"--{name.replace('_', '-')}"
+            rule = "has a line break or another character that is not printed"
+            found.append(Problem(where, rule, "leave it out", has_value=False))
+    return found
 
 
 def _number(path: Path) -> int:
