@@ -131,7 +131,7 @@ def test_mean_times_cover_the_steps_since_the_last_call() -> None:
 def test_a_resumed_run_keeps_the_configs_implementation(tmp_path: Path) -> None:
     """How weights are gone through is the config's, not the checkpoint's: it may be another device.
 
-    What belongs to the numbers (betas, weight decay) is the checkpoint's.
+    What belongs to the numbers (betas, weight decay) is the same in both, or refused.
     """
     task = Task(lambda: nn.Linear(4, 2), loss)
     first = config(tmp_path, checkpoint={"every_steps": 3}, optimization={"weight_decay": 0.25})
@@ -140,7 +140,7 @@ def test_a_resumed_run_keeps_the_configs_implementation(tmp_path: Path) -> None:
         tmp_path,
         max_steps=6,
         checkpoint={"every_steps": None, "resume_from": str(begun.run_dir)},
-        optimization={"adamw_implementation": "foreach"},
+        optimization={"weight_decay": 0.25, "adamw_implementation": "foreach"},
     )
     trainer = Trainer(task, again)
     assert len(trainer.fit(data()).steps) == 3
