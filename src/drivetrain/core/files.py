@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,6 @@ def write_whole(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
-        partial.touch(mode)
-        partial.write_bytes(data.encode() if isinstance(data, str) else data)
+        with open(partial, "wb", opener=lambda at, flags: os.open(at, flags, mode)) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
         partial.replace(path)
