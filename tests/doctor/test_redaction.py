@@ -127,6 +127,7 @@ WORDS_OF_TRAINING = (
     "tokenizer=gpt2",
     "data.max_tokens=4096",
     "num_tokens: 2048",
+    "--max-tokens 4096 --tokenizer gpt2",
     "bypass=true",
     "passes=300",
     "first pass of three",

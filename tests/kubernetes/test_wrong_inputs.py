@@ -41,6 +41,12 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "the script's arguments",
         "Secret",
     ),
+    "secret in the argument after its flag": (
+        {"script_args": ("--lr", "0.1", "--pass", "hunter2", "a=b")},
+        {},
+        "the script's arguments",
+        "Secret",
+    ),
     "secret's content for its name": ({}, {"secret": ("KEY=abc",)}, "--secret", "kubectl create"),
     "nowhere to save": ({}, {"claim": None}, "--claim", "checkpoint.directory=s3://"),
     "mount over /dev/shm": ({}, {"mount_path": "/dev/shm"}, "--mount-path", "/runs"),  # noqa: S108

@@ -138,12 +138,29 @@ def test_a_run_is_not_resumed_without_its_secrets(
         submission.resume(run)
 
 
+@pytest.mark.parametrize("words", [["--password=hunter2"], ["--pass", "hunter2"]])
 def test_files_with_a_secret_in_the_scripts_arguments_are_the_owners(
-    desk: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = read_request(["--on=slurm", "--run-dir=run", "train.py", "--password=hunter2"])
+    request = read_request(["--on=slurm", "--run-dir=run", "train.py", *words])
     assert request is not None
     run = submitted(monkeypatch, Slurm, request)
     for name in ("job.sh", "job.json"):
         assert stat.S_IMODE((run / name).stat().st_mode) == 0o600
     assert isinstance(request.job, Job)
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
+def test_a_run_that_goes_on_is_not_submitted_again(
+    state: State, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = asked("--on=slurm")
+    run = submitted(monkeypatch, Slurm, request)
+    monkeypatch.setattr(Slurm, "poll", lambda *_: Status(state))
+    before = (run / "job.json").read_text()
+    with pytest.raises(ConfigError, match=rf"is {state} as job 1; .*drivetrain stop"):
+        submission.submit(request.target, request.job)
+    assert (run / "job.json").read_text() == before
+    # another scheduler does not make it two runs
+    with pytest.raises(ConfigError, match="drivetrain stop"):
+        submission.submit(Local(), request.job)

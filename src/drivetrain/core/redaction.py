@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 REMOVED = "<removed>"
 
@@ -50,7 +51,7 @@ _WEBHOOK = re.compile(
 _ASSIGNED = re.compile(
     r"(?i)((?:password|passwd|passphrase|secret|api[-_]?key|access[-_]?key|credential"
     # a tokenizer and a number of tokens are no secrets
-    r"|token(?!i[sz]|s?[\w.-]{0,40}[\"']?\s{0,8}[=:]\s{0,8}\d{1,12}(?!\w)))[\w.-]{0,40})"
+    r"|token(?!i[sz]|s?[\w.-]{0,40}[\"']?\s{0,8}[=:\s]\s{0,8}\d{1,12}(?!\w)))[\w.-]{0,40})"
     r"([\"']?\s{0,8}[=:]\s{0,8}[\"']?|\s{1,8})([^\s\"',;&]{3,}+)"
 )
 # Short words, which are secrets only as the name of a flag or of a variable.
@@ -91,6 +92,18 @@ def clean_text(text: str) -> str:
     for named in (_ASSIGNED, _PASS, _USER):
         text = named.sub(_keep_name, text)
     return _BLOB.sub(lambda match: REMOVED if _is_random(match[0]) else match[0], text)
+
+
+def secrets_among(words: Sequence[str]) -> list[str]:
+    """The words of a command line that look like secrets, cleaned; with the flag that says so."""
+    found = []
+    for flag, word in pairwise(("", *words)):
+        pair = f"{flag} {word}"
+        if clean_text(word) != word:
+            found.append(clean_text(word))
+        elif flag.startswith("-") and "=" not in flag and clean_text(pair) != pair:
+            found.append(clean_text(pair))
+    return found
 
 
 def clean_address(text: str) -> str:

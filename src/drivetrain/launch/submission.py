@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from drivetrain.core.bounded import one_line, read_json
 from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
 from drivetrain.core.files import write_whole
-from drivetrain.core.redaction import clean_text
+from drivetrain.core.redaction import secrets_among
 from drivetrain.launch import secret_variables
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
@@ -198,7 +198,7 @@ def _save(submission: Submission) -> None:
 
 def _mode(job: Job) -> int:
     """For others to read, unless the script's own arguments have a secret among them."""
-    has_secret = any(clean_text(word) != word for word in (*job.script_args, *job.flags))
+    has_secret = secrets_among((*job.script_args, *job.flags))
     return secret_variables.OWNERS_ONLY if has_secret else OWN_MODE
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from drivetrain.core.errors import Problem
-from drivetrain.core.redaction import clean_text, is_secret
+from drivetrain.core.redaction import clean_text, is_secret, secrets_among
 from drivetrain.launch.checks import variable_problems
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes.names import (
@@ -140,11 +140,10 @@ def _secrets(job: Job, _: Options) -> Iterator[Problem]:
         if is_secret(name, value):
             rule = "looks like a secret, and everybody who sees the job would read it"
             yield Problem("--env", rule, remedy, f"{name}=(not shown)")
-    for word in (*job.script_args, *job.flags):
-        if clean_text(word) != word:
-            rule = "looks like a secret, and everybody who sees the job would read it"
-            remedy = "let the script read it from a variable, and that from a Secret (--secret)"
-            yield Problem("the script's arguments", rule, remedy, clean_text(word))
+    for shown in secrets_among((*job.script_args, *job.flags)):
+        rule = "looks like a secret, and everybody who sees the job would read it"
+        remedy = "let the script read it from a variable, and that from a Secret (--secret)"
+        yield Problem("the script's arguments", rule, remedy, shown)
 
 
 def _directory(job: Job, options: Options) -> Iterator[Problem]:
