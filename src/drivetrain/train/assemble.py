@@ -114,6 +114,16 @@ def assemble(
     return Assembly(resolved, world, engine, feed, total_steps, (*said, *notes))
 
 
+def check_same_data(assembly: Assembly) -> None:
+    """Ranks whose datasets differ in length would each follow a plan of their own. Collective."""
+    length, world = assembly.feed.plan.length, assembly.world
+    first = world.agree(str(length))
+    if first != str(length):
+        rule = f"rank {world.rank} has {length} samples and rank 0 has {first}"
+        remedy = "make the same dataset on every rank: it is shared out among them"
+        raise ConfigError([Problem("data", rule, remedy, has_value=False)])
+
+
 def _explain_communication(
     resolved: ResolvedConfig, installed: Installed
 ) -> tuple[ResolvedConfig, list[str]]:

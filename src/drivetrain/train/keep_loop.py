@@ -33,6 +33,7 @@ from drivetrain.train.assemble import (
     Assembly,
     Prebuilt,
     assemble,
+    check_same_data,
     make_evaluation_feed,
 )
 from drivetrain.train.bitwise_mode import process_settings
@@ -77,6 +78,7 @@ def prepare(
         raise ConfigError([problem])
     with process_settings(resolved.config):
         assembly = assemble(task, resolved, train)
+        check_same_data(assembly)
     if assembly.config.fault_tolerance == "live":
         rule = "a loop of one's own cannot do a step again when a replica is lost"
         problem = Problem("fault_tolerance", rule, "use Trainer, or start without --live", "live")

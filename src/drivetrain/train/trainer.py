@@ -19,7 +19,13 @@ from drivetrain.data.sources import refuse_one_pass
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase
-from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed, some_batch
+from drivetrain.train.assemble import (
+    Assembly,
+    assemble,
+    check_same_data,
+    make_evaluation_feed,
+    some_batch,
+)
 from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
@@ -84,6 +90,7 @@ class Trainer:
         began = time.perf_counter()
         with process_settings(self.config):
             assembly = assemble(self.task, self.resolved, train)
+            check_same_data(assembly)
             self.assembly, self.resolved = assembly, assembly.resolved
             self.history = History()
             directory = open_directory(assembly)
