@@ -96,5 +96,10 @@ def test_a_mistake_has_a_place_and_what_may_pass_has_none() -> None:
     assert RankFailure(0, 10, -9).fault == ""
     lost = MANY_LINES.replace("ValueError", "ConnectionResetError")
     assert RankFailure(0, 10, 1, lost).fault == ""
+    shapes = MANY_LINES.replace("ValueError", "RuntimeError")
+    assert RankFailure(0, 10, 1, shapes).fault == "RuntimeError at train.py:31 in loss"
+    for said in ("CUDA error: unspecified launch failure", "Connection reset by peer"):
+        text = shapes.replace("shapes do not fit:", said)
+        assert RankFailure(0, 10, 1, text).fault == ""
     device = MANY_LINES.replace("ValueError", "torch.AcceleratorError")
     assert RankFailure(0, 10, 1, device).fault == ""

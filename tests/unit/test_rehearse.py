@@ -7,8 +7,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from drivetrain.cli.rehearse import memory_size
+from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
+from drivetrain.data.batches import BatchPlan
 from drivetrain.parallel.layout import Layout
+from drivetrain.rehearse.beside_plan import PEAK, Prediction, _candidate, compare
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.findings import Failure, Memory, RankReport, find
 from drivetrain.rehearse.lines import Line, here, is_users
@@ -163,3 +166,34 @@ def test_memory_is_judged_by_the_device() -> None:
     found = find([RankReport(0, "a"), RankReport(7, "last stage", memory=over)], 2**30)
     assert [finding.ranks for finding in found] == [(7,)]
     assert "last stage: 2.0 GiB at the peak, and a device has 1.0 GiB" in found[0].message
+
+
+def test_ranks_without_work_are_a_warning_with_what_to_change() -> None:
+    idle = BatchPlan(16, 4, 256, None)
+    (found,) = find([RankReport(0, "a", batches=idle), RankReport(255, "b", batches=idle)], None)
+    assert found.is_warning
+    assert str(found) == (
+        "warning: idle ranks (all): 252 of 256 turns a step have no samples: global_batch_size 16 "
+        "is 4 micro-batches of 4; use at most 4 data-parallel ranks, a global_batch_size of 1024 "
+        "(micro_batch_size 4 × 256 ranks) or a multiple of it"
+    )
+    smaller = BatchPlan(256, 4, 128, None).idle_warning
+    assert smaller.endswith("a multiple of it, or micro_batch_size 2 or less")
+    assert BatchPlan(1024, 4, 256, None).idle_warning == ""
+    # one turn in forty is how batches and ranks happen to divide
+    assert BatchPlan(39, 1, 40, None).idle_warning == ""
+    assert find([RankReport(0, "a", batches=BatchPlan(1024, 4, 256, None))], None) == []
+
+
+def test_a_prediction_beside_idle_ranks_still_exchanges_gradients() -> None:
+    config = resolve({"global_batch_size": 16, "micro_batch_size": 4, "max_steps": 1}).config
+    assert _candidate(config, Layout(dp_shard=256)).accumulation == 1
+    assert _candidate(config, Layout(dp_shard=3)).accumulation == 2
+
+
+def test_what_is_too_small_to_be_counted_is_not_compared_either() -> None:
+    exchanged = {("all_reduce", "dp_replicate"): 232.0}
+    prediction = Prediction((1e6,), (exchanged,))
+    report = RankReport(0, "first rank", memory=Memory(peak=10**6))
+    compared = compare(prediction, [report], Layout(dp_replicate=4))
+    assert [each.what for each in compared] == [PEAK]

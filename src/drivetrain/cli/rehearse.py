@@ -36,7 +36,7 @@ def run(
     else:
         for line in lines(rehearsal):
             console.print(line, markup=False)
-    return 1 if rehearsal.findings else 0
+    return 1 if any(not finding.is_warning for finding in rehearsal.findings) else 0
 
 
 def memory_size(text: str) -> int:

@@ -17,6 +17,9 @@ from typing import NamedTuple
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 
+_MUCH_IDLE = 0.1
+"""Of all turns: less is how batches and ranks happen to divide."""
+
 
 class MicroBatch(NamedTuple):
     """What one rank takes through the model at once. Without samples it only keeps step."""
@@ -140,8 +143,31 @@ class BatchPlan:
             return micro.stop
         return micro.start + min(self.micro_batch_size, micro.batch_samples)
 
+    @property
+    def num_idle_turns(self) -> int:
+        """Of all ranks in a step: those without samples."""
+        return self.accumulation * self.num_ranks - self.num_micro_batches
+
+    @property
+    def idle_warning(self) -> str:
+        """Where many turns are idle, how many, and what to change; else empty."""
+        turns = self.num_idle_turns + self.num_micro_batches
+        if self.num_idle_turns < _MUCH_IDLE * turns:
+            return ""
+        full = self.micro_batch_size * self.num_ranks
+        smaller = self.global_batch_size // self.num_ranks
+        fits = 0 < smaller < self.micro_batch_size
+        return (
+            f"{self.num_idle_turns} of {turns} turns a step have no samples: global_batch_size "
+            f"{self.global_batch_size} is {self.num_micro_batches} micro-batches of "
+            f"{self.micro_batch_size}; use at most {self.num_micro_batches} data-parallel ranks, "
+            f"a global_batch_size of {full} (micro_batch_size {self.micro_batch_size} × "
+            f"{self.num_ranks} ranks) or a multiple of it"
+            + (f", or micro_batch_size {smaller} or less" if fits else "")
+        )
+
     def __str__(self) -> str:
-        idle = self.accumulation * self.num_ranks - self.num_micro_batches
+        idle = self.num_idle_turns
         note = f" ({idle} of {idle + self.num_micro_batches} turns idle)" if idle else ""
         return (
             f"{self.global_batch_size} samples a step = micro-batch {self.micro_batch_size} × "

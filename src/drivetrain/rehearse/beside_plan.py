@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from drivetrain.data.batches import solve_micro_batch
+from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import AXES, Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.findings import RankReport
@@ -91,7 +91,7 @@ def _candidate(config: Any, layout: Layout) -> Any:
         layout,
         parallel.strategy,
         micro_batch_size=size,
-        accumulation=config.global_batch_size // layout.dp // size,
+        accumulation=BatchPlan(config.global_batch_size, size, layout.dp, None).accumulation,
         precision=config.precision.dtype,
         recompute=config.memory.activation_checkpointing,
         sequence_parallel=parallel.tensor.sequence_parallel,
@@ -115,9 +115,10 @@ def compare(
         peak = prediction.peak_bytes[stage]
         figures = {PEAK: (peak, float(report.memory.peak))}
         counted = _counted(report.in_step, layout)
-        for key in sorted({*counted, *prediction.exchanged[stage]}):
-            predicted = prediction.exchanged[stage].get(key, 0.0)
-            figures[" ".join(key)] = (predicted, counted.get(key, 0.0))
+        predicted = prediction.exchanged[stage]
+        large = {key for key, num_bytes in predicted.items() if num_bytes >= SMALL}
+        for key in sorted({*counted, *large}):
+            figures[" ".join(key)] = (predicted.get(key, 0.0), counted.get(key, 0.0))
         compared += [
             Comparison(report.rank, report.kind, what, *both) for what, both in figures.items()
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from drivetrain.core.units import readable_bytes
+from drivetrain.data.batches import BatchPlan
 from drivetrain.rehearse.calls import PAIRWISE, Call
 from drivetrain.rehearse.lines import Line
 
@@ -56,6 +57,7 @@ class RankReport:
     seconds: float = 0.0
     process_bytes: int = 0
     notes: tuple[str, ...] = ()
+    batches: BatchPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,13 @@ class Finding:
     ranks: tuple[int, ...]
     message: str
     line: Line | None = None
+    is_warning: bool = False
+    """It would train, and not as it was meant to."""
 
     def __str__(self) -> str:
-        who = _who(self.ranks)
+        who = _who(self.ranks) if self.ranks else "all"
         at = f"\n    at {self.line}" if self.line is not None else ""
-        return f"{self.what} ({who}): {self.message}{at}"
+        return f"{'warning: ' * self.is_warning}{self.what} ({who}): {self.message}{at}"
 
 
 def find(reports: Sequence[RankReport], device_memory: int | None) -> list[Finding]:
@@ -80,7 +84,8 @@ def find(reports: Sequence[RankReport], device_memory: int | None) -> list[Findi
     if not failures and not unequal:
         failures = _failures(reports, is_together=False)
     # a missing gradient first: ddp fails because of it, a step later
-    return [*_missing(reports), *failures, *unequal, *_too_large(reports, device_memory)]
+    wrong = [*_missing(reports), *failures, *unequal, *_too_large(reports, device_memory)]
+    return [*wrong, *_idle(reports)]
 
 
 def _failures(reports: Iterable[RankReport], *, is_together: bool) -> list[Finding]:
@@ -130,6 +135,13 @@ def _too_large(reports: Iterable[RankReport], device_memory: int | None) -> list
         )
         findings.append(Finding("out of memory", (report.rank,), message, line))
     return findings
+
+
+def _idle(reports: Iterable[RankReport]) -> list[Finding]:
+    """Ranks that would only wait for the others; the plan is the same on every rank."""
+    plans = [report.batches for report in reports if report.batches is not None]
+    messages = [plan.idle_warning for plan in plans[:1] if plan.idle_warning]
+    return [Finding("idle ranks", (), message, is_warning=True) for message in messages]
 
 
 def _unequal(reports: Sequence[RankReport]) -> list[Finding]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.parts import local_parts
@@ -52,6 +53,7 @@ class Seen:
     """Its calls, among all."""
     missing: tuple[tuple[str, Line | None], ...] = ()
     notes: tuple[str, ...] = ()
+    batches: BatchPlan | None = None
 
     def memory(self, tensors: StandIns) -> Memory:
         """In bytes, so far."""
@@ -82,6 +84,7 @@ def rehearse_fit(
             spread.expects_all = False  # _Watch finds what is missing, and the line of it
         gc.collect()  # the whole model, where this rank keeps a part
         seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
+        seen.batches = assembly.feed.plan
         tensors.memory.watch(world.device_memory_bytes)
         loop = _loop(task, assembly, tensors, _Watch(trainer, tensors, seen, lines))
         trainer.model.train()

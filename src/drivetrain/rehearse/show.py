@@ -25,10 +25,10 @@ def lines(rehearsal: Rehearsal) -> list[str]:
     for line in sorted(values, key=str):
         shown.append(f"  a value was read from a tensor, and answered with 1: {line}")
     shown.append("")
-    if rehearsal.findings:
-        shown += [str(finding) for finding in rehearsal.findings]
-    else:
-        shown.append("nothing found: this is how it would train")
+    shown += [str(finding) for finding in rehearsal.findings]
+    if all(finding.is_warning for finding in rehearsal.findings):
+        else_ = "else " if rehearsal.findings else ""
+        shown.append(f"nothing {else_}found: this is how it would train")
     return shown
 
 
@@ -153,6 +153,7 @@ def _finding_dict(finding: Finding) -> dict[str, Any]:
     line = finding.line
     return {
         "what": finding.what,
+        "is_warning": finding.is_warning,
         "ranks": list(finding.ranks),
         "message": finding.message,
         "file": None if line is None else line.file,

@@ -94,6 +94,7 @@ class _Rank:
             seconds=seconds,
             process_bytes=_own_bytes(),
             notes=self.seen.notes,
+            batches=self.seen.batches,
         )
 
 

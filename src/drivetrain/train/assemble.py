@@ -117,9 +117,10 @@ def assemble(
     rate = LearningRate(optimizer, schedule, factor)
     engine = engine_for(config, world, spread, optimizer, rate, total_steps)
     if isinstance(spread, Replicated):
-        resolved, said = _explain_communication(resolved, spread.communication)
-        notes += said
-    return Assembly(resolved, world, engine, feed, source, made, (f"batch: {plan}", *notes))
+        resolved, settled = _explain_communication(resolved, spread.communication)
+        notes += settled
+    said = [f"batch: {plan}", *([f"warning: {plan.idle_warning}"] if plan.idle_warning else [])]
+    return Assembly(resolved, world, engine, feed, source, made, (*said, *notes))
 
 
 def _explain_communication(

@@ -18,14 +18,19 @@ _COLLATERAL = re.compile(
     r"DistNetworkError|DistStoreError|recvValueWithTimeout|failed to recv",
     re.IGNORECASE,
 )
-# Python's own errors that say something about the code, and nothing about the world around it.
+# Errors that say something about the code, and nothing about the world around it.
 _MISTAKES = frozenset(
     {
         *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "IndexError"),
         *("IndentationError", "KeyError", "ModuleNotFoundError", "NameError", "RecursionError"),
         *("NotImplementedError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError"),
-        "ZeroDivisionError",
+        *("RuntimeError", "ZeroDivisionError"),
     }
+)
+# What a RuntimeError says when it is not about the code: torch has few other types.
+_WORLD = re.compile(
+    r"CUDA|cuDNN|CUBLAS|NCCL|gloo|hip|memory|connect|timed? ?out|socket|store|device|worker|shm",
+    re.IGNORECASE,
 )
 
 
@@ -71,9 +76,9 @@ class RankFailure:
     @property
     def fault(self) -> str:
         """A mistake of the code and its place; empty for what may pass (a connection, a device)."""
-        name = self.said.partition(":")[0]
-        line = traceback_line(self.error)
-        return f"{name} at {line}" if name in _MISTAKES and line is not None else ""
+        name, line = self.said.partition(":")[0], traceback_line(self.error)
+        is_mistake = name in _MISTAKES and not _WORLD.search(self.said)
+        return f"{name} at {line}" if is_mistake and line is not None else ""
 
     @property
     def how(self) -> str:
