@@ -182,7 +182,7 @@ def test_records_say_what_the_device_did(
     tmp_path: Path, data_s: float, every_steps: int | None
 ) -> None:
     args = (str(tmp_path / "run"), data_s, every_steps, None)
-    facts = run_ranks(train, 2, 100, args, GROUPS["both"])[0]
+    facts = run_ranks(train, 2, 500, args, GROUPS["both"])[0]
     compared = compare(tmp_path / "run", facts)
     print(compared, "host:", facts[3])
     # on a busy machine the host takes a moment for what is in neither: to ask for the next batch,
@@ -194,7 +194,7 @@ def test_records_say_what_the_device_did(
 
 
 def test_a_rank_whose_device_is_slower_is_named(tmp_path: Path) -> None:
-    run_ranks(train, 2, 100, (str(tmp_path / "run"), 0.0, None, 1), GROUPS["both"])
+    run_ranks(train, 2, 500, (str(tmp_path / "run"), 0.0, None, 1), GROUPS["both"])
     named = [f for f in diagnose(tmp_path / "run") if f.kind is Kind.STRAGGLER]
     assert [finding.ranks for finding in named] == [(1,)]
     assert "its computing is slower" in named[0].what
@@ -206,7 +206,7 @@ def without_events(*args: Any) -> Any:
 
 
 def test_without_events_nobody_is_judged_by_the_hosts_clock(tmp_path: Path) -> None:
-    run_ranks(without_events, 2, 100, (str(tmp_path / "run"), 0.0, None, 1), GROUPS["both"])
+    run_ranks(without_events, 2, 500, (str(tmp_path / "run"), 0.0, None, 1), GROUPS["both"])
     run = open_run(tmp_path / "run")
     assert (run.steps(0)["flags"] & HOST_TIMED).all()
     findings = diagnose(tmp_path / "run")
@@ -238,7 +238,7 @@ def fail_after_ten(folder: str) -> None:
 
 
 def test_a_failing_run_writes_down_steps_that_the_device_is_about_to_finish(tmp_path: Path) -> None:
-    run_ranks(fail_after_ten, 2, 100, (str(tmp_path / "run"),), GROUPS["both"])
+    run_ranks(fail_after_ten, 2, 500, (str(tmp_path / "run"),), GROUPS["both"])
     assert list(open_run(tmp_path / "run").steps(0)["step"]) == list(range(1, 11))
 
 

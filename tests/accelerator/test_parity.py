@@ -24,14 +24,21 @@ CORE = {2: ["ddp", "fsdp", "tp", "cp", "pp 1f1b"], 4: ["hsdp", "fsdp×tp", "fsdp
 """What CI trains; `make device-matrix` trains all."""
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize(("group", "shift"), [("both", 0), ("device only", 3)])
+@pytest.mark.parametrize(
+    ("group", "shift", "world_size"),
+    [
+        ("both", 0, 2),
+        pytest.param("both", 0, 4, marks=pytest.mark.long),
+        pytest.param("device only", 3, 2, marks=pytest.mark.long),
+        ("device only", 3, 4),
+    ],
+)
 def test_layouts_train_what_the_cpu_trains(
     tmp_path: Path, world_size: int, group: str, shift: int
 ) -> None:
     cells = [(layout, "gpt") for layout in CORE[world_size]]
     found = run_ranks(
-        train_on_device, world_size, 150, (str(tmp_path), cells, shift), GROUPS[group]
+        train_on_device, world_size, 500, (str(tmp_path), cells, shift), GROUPS[group]
     )[0]
     reference = losses_on_cpu("gpt", STEPS)
     assert {name: largest_deviation(losses, reference) for name, losses in found.items()} == {
@@ -41,7 +48,7 @@ def test_layouts_train_what_the_cpu_trains(
 
 def test_a_model_with_convolutions_and_running_statistics(tmp_path: Path) -> None:
     cells = [(layout, "resnet") for layout in ("ddp", "fsdp")]
-    found = run_ranks(train_on_device, 2, 150, (str(tmp_path), cells, 0), GROUPS["both"])[0]
+    found = run_ranks(train_on_device, 2, 500, (str(tmp_path), cells, 0), GROUPS["both"])[0]
     for name, losses in found.items():
         assert largest_deviation(losses, losses_on_cpu("resnet", STEPS)) <= PARITY, name
 
@@ -75,11 +82,11 @@ def synchronizations(output_dir: str, layouts: list[str]) -> dict[str, list[str]
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 def test_no_step_waits_for_the_device(tmp_path: Path, world_size: int) -> None:
     layouts = CORE.get(world_size, ["one rank"])
     for found in run_ranks(
-        synchronizations, world_size, 170, (str(tmp_path), layouts), GROUPS["both"]
+        synchronizations, world_size, 500, (str(tmp_path), layouts), GROUPS["both"]
     ):
         assert found == {layout: [] for layout in layouts}
 
@@ -91,7 +98,7 @@ def hashes(output_dir: str) -> str:
 
 def test_bitwise_gives_the_same_bits_at_any_number_of_devices(tmp_path: Path) -> None:
     found = {
-        run_ranks(hashes, world_size, 100, (str(tmp_path),), GROUPS["both"])[0]
+        run_ranks(hashes, world_size, 500, (str(tmp_path),), GROUPS["both"])[0]
         for world_size in (1, 2, 4)
     }
     assert len(found) == 1

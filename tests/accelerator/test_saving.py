@@ -83,7 +83,7 @@ PARALLEL = {"ddp": {"strategy": "ddp"}, "fsdp": {"strategy": "fsdp"}}
 @pytest.mark.parametrize("strategy", PARALLEL)
 def test_what_is_written_while_steps_go_on_is_what_was_saved(tmp_path: Path, strategy: str) -> None:
     found = run_ranks(
-        whole_and_resumed, 2, 100, (str(tmp_path), PARALLEL[strategy]), GROUPS["both"]
+        whole_and_resumed, 2, 500, (str(tmp_path), PARALLEL[strategy]), GROUPS["both"]
     )
     whole, resumed, held = found[0]
     assert whole == resumed
@@ -104,7 +104,7 @@ def without(names: list[str], body: Callable[..., Any], *args: Any) -> Any:
 def test_without_a_synchronisation_the_numbers_are_wrong(tmp_path: Path, names: list[str]) -> None:
     args = (names, whole_and_resumed, str(tmp_path), PARALLEL["ddp"], 0.02)
     try:
-        whole, resumed, _ = run_ranks(without, 2, 100, args, GROUPS["both"])[0]
+        whole, resumed, _ = run_ranks(without, 2, 500, args, GROUPS["both"])[0]
     except WorkerFailure as error:  # what was read back is no number
         whole, resumed = "", str(error)
     assert whole != resumed
@@ -113,7 +113,7 @@ def test_without_a_synchronisation_the_numbers_are_wrong(tmp_path: Path, names: 
 
 def test_a_save_of_weights_that_have_moved_is_refused(tmp_path: Path) -> None:
     args = (["before_change"], whole_and_resumed, str(tmp_path), PARALLEL["ddp"], 0.02)
-    whole, resumed, _ = run_ranks(without, 2, 100, args, GROUPS["both"])[0]
+    whole, resumed, _ = run_ranks(without, 2, 500, args, GROUPS["both"])[0]
     assert whole == resumed
     events = (tmp_path / "whole/events/00000.jsonl").read_text()
     assert "was changed while it was being copied" in events

@@ -21,7 +21,7 @@ def verify(tmp_path: Path, *words: str, hooks: str = "") -> tuple[int, str]:
         [sys.executable, "-m", "drivetrain", "verify", "parity", *words],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=500,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": paths, "DRIVETRAIN_HOOKS": hooks},
         check=False,

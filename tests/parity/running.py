@@ -69,7 +69,7 @@ def see_reference(folder: Path) -> Seen:
 def see_layout(folder: Path, layout: str, names: Sequence[str]) -> dict[str, Seen]:
     (asked,) = parse_layouts(layout)
     by_name = run_ranks(
-        train_all, asked.num_ranks, 170, args=(str(folder), tuple(names), asked.overrides)
+        train_all, asked.num_ranks, 500, args=(str(folder), tuple(names), asked.overrides)
     )[0]
     return {name: Seen(numbers, _traces(folder / name)) for name, numbers in by_name.items()}
 

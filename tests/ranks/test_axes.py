@@ -27,7 +27,7 @@ CORE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_every_axis_trains_what_one_process_trains(world_size: int, tmp_path: Path) -> None:
     cells = [
         (f"{model}, {layout}", model, matrix.LAYOUTS[layout][1])
@@ -68,7 +68,7 @@ def train_with_and_without_breaks(output_dir: str) -> list[str]:
 
 
 def test_all_of_every_stage_is_saved_running_statistics_too(tmp_path: Path) -> None:
-    runs = run_ranks(train_with_and_without_breaks, 2, 100, args=(str(tmp_path),))[0]
+    runs = run_ranks(train_with_and_without_breaks, 2, 500, args=(str(tmp_path),))[0]
     whole, *resumed = (torch.load(f"{run}/checkpoints/weights.pt") for run in runs)
     assert whole["blocks.3.norm2.num_batches_tracked"] > 0
     for weights in resumed:

@@ -69,7 +69,7 @@ def train_whole(output_dir: str) -> dict[str, list[float]]:
 def test_compressors_that_keep_everything_train_what_ddp_trains(
     world_size: int, tmp_path: Path
 ) -> None:
-    for losses in run_ranks(train_whole, world_size, 170, args=(str(tmp_path),)):
+    for losses in run_ranks(train_whole, world_size, 500, args=(str(tmp_path),)):
         assert losses["plain"][-1] < losses["plain"][0] - 0.1
         for name in WHOLE:
             assert_same_training(losses[name], losses["plain"])
@@ -83,6 +83,7 @@ def train_in_16_bits(output_dir: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_16_bits_on_the_wire_stay_close(tmp_path: Path) -> None:
     for losses in run_ranks(train_in_16_bits, 2, 120, args=(str(tmp_path),)):
         # Relative, over 20 steps of AdamW: gradients are rounded to 11 and to 8 bits of mantissa.
@@ -94,7 +95,10 @@ def test_16_bits_on_the_wire_stay_close(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "communication",
     [
-        {"compression": "topk", "topk": {"ratio": 0.05}},
+        pytest.param(
+            {"compression": "topk", "topk": {"ratio": 0.05}},
+            marks=pytest.mark.long,
+        ),
         {"compression": "powersgd", "powersgd": {"rank": 2, "start_step": 4}},
     ],
     ids=["topk", "powersgd"],

@@ -105,7 +105,7 @@ def test_every_stage_trains_what_one_process_trains(
     world_size: int, names: list[str], reference: dict[int, float], tmp_path: Path
 ) -> None:
     each = {name: ZERO[name] for name in names}
-    for by_name in run_ranks(train_each, world_size, 170, args=(str(tmp_path), each)):
+    for by_name in run_ranks(train_each, world_size, 500, args=(str(tmp_path), each)):
         for losses in by_name.values():
             assert len(losses) == STEPS + 1
             assert_same(losses, reference)
@@ -167,7 +167,7 @@ FSDP = {"strategy": "fsdp"}
 def test_a_checkpoint_is_gone_on_from_under_any_strategy(
     changes: dict[str, list[dict[str, Any]]], reference: dict[int, float], tmp_path: Path
 ) -> None:
-    for by_name in run_ranks(handed_over, 2, 170, args=(str(tmp_path), changes)):
+    for by_name in run_ranks(handed_over, 2, 500, args=(str(tmp_path), changes)):
         for name, losses in by_name.items():
             assert min(losses) == SAVED + 1, name
             assert_same(losses, reference)
@@ -183,7 +183,7 @@ def train_whole_and_resumed(folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_same_stage_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    run_ranks(train_whole_and_resumed, 2, 170, args=(str(tmp_path),))
+    run_ranks(train_whole_and_resumed, 2, 500, args=(str(tmp_path),))
     for stage in ("1", "2", "3"):
         whole, resumed = (
             weights_sha256(torch.load(tmp_path / f"{stage}-{name}/checkpoints/weights.pt"))

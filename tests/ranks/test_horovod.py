@@ -46,7 +46,7 @@ def test_horovod_trains_what_one_process_trains(
     world_size: int, reference: list[float], tmp_path: Path
 ) -> None:
     layouts = {"plain": HOROVOD, "fp16": FP16}
-    for by_name in run_ranks(train, world_size, 150, args=(str(tmp_path), layouts)):
+    for by_name in run_ranks(train, world_size, 500, args=(str(tmp_path), layouts)):
         assert_same_training(by_name["plain"], reference)
         plain, fp16 = (largest_deviation(by_name[n], reference) for n in ("plain", "fp16"))
         print(f"{world_size} ranks: {plain:.1e}, with fp16 {fp16:.1e}")

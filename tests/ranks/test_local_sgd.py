@@ -62,6 +62,7 @@ def warm_up_only(output_dir: str) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_warm_up_is_ddp(tmp_path: Path) -> None:
     """AdamW, clipping and schedule included."""
     for warm_up, ddp in run_ranks(warm_up_only, 3, 120, args=(str(tmp_path),)):

@@ -83,15 +83,15 @@ def train_and_resume(folder: str, how: str) -> tuple[list[float], list[float], i
     [
         ("foreach", 1),
         pytest.param("fused", 1, marks=pytest.mark.slow),
-        pytest.param("own groups", 2, marks=pytest.mark.slow),
-        pytest.param("for_loop", 1, marks=pytest.mark.slow),
+        pytest.param("own groups", 2, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("for_loop", 1, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_shared_layers_train_with_every_implementation(
     tmp_path: Path, how: str, num_groups: int
 ) -> None:
     reference = train(str(tmp_path), {}, how)[0]
-    for losses, resumed, found in run_ranks(train_and_resume, 2, 150, args=(str(tmp_path), how)):
+    for losses, resumed, found in run_ranks(train_and_resume, 2, 500, args=(str(tmp_path), how)):
         assert largest_deviation(losses, reference) <= matrix.TOLERANCE
         assert largest_deviation(resumed, reference) <= matrix.TOLERANCE
         assert found == num_groups, "what is saved and scheduled are the optimizer's own groups"

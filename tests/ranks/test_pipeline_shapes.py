@@ -43,7 +43,7 @@ def train(output_dir: str) -> tuple[int, list[float], list[str]]:
 
 
 def test_stages_of_shapes_long_gone_are_released_and_it_is_said_once(tmp_path: Any) -> None:
-    (live, losses, said), (other, _, unsaid) = run_ranks(train, 2, 100, args=(str(tmp_path),))
+    (live, losses, said), (other, _, unsaid) = run_ranks(train, 2, 500, args=(str(tmp_path),))
     assert len(losses) == STEPS
     assert max(live, other) <= MOST
     assert len(said) == 1

@@ -67,7 +67,9 @@ BITWISE: dict[str, Any] = {"reproducibility": "bitwise"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "changes"), [(1, DDP), (3, DDP), (2, FSDP)])
+@pytest.mark.parametrize(
+    ("ranks", "changes"), [(1, DDP), pytest.param(3, DDP, marks=pytest.mark.long), (2, FSDP)]
+)
 def test_same_layout_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, changes: dict[str, Any]
 ) -> None:
@@ -81,7 +83,7 @@ def test_same_layout_same_bits(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((4, FSDP), (2, FSDP)),
+        pytest.param((4, FSDP), (2, FSDP), marks=pytest.mark.long),
         pytest.param((2, FSDP), (1, DDP), marks=pytest.mark.long),
         ((2, DDP), (4, HSDP)),
         pytest.param((4, HSDP), (2, DDP), marks=pytest.mark.long),

@@ -50,7 +50,7 @@ class Desk:
         self.cwd = folder
         (folder / "tmp").mkdir()
 
-    def types(self, *words: str, timeout_s: float = 170) -> str:
+    def types(self, *words: str, timeout_s: float = 500) -> str:
         done = self.host.run(
             [*DRIVETRAIN, *words], env=ENVIRONMENT, cwd=self.cwd, timeout_s=timeout_s
         )
@@ -155,7 +155,7 @@ def test_on_this_machine_in_the_background(tmp_path: Path) -> None:
             text=True,
             env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
             check=True,
-            timeout=170,
+            timeout=500,
         )
         return done.stdout
 

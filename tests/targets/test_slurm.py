@@ -45,7 +45,7 @@ class Desk:
         (folder / "tmp").mkdir()
         self.env = {**ENVIRONMENT, "TMPDIR": str(folder / "tmp")}
 
-    def types(self, *words: str, timeout_s: float = 170) -> str:
+    def types(self, *words: str, timeout_s: float = 500) -> str:
         return self.cluster.run(
             [*DRIVETRAIN, *words], env=self.env, cwd=self.folder, timeout_s=timeout_s
         )
@@ -157,7 +157,7 @@ def test_stop_saves_and_resume_goes_on(desk: Desk, undisturbed: Path) -> None:
 def test_inside_an_allocation_srun_starts_one_run(desk: Desk, undisturbed: Path) -> None:
     salloc = ["salloc", "--nodes=2", "srun", "--ntasks-per-node=1", *DRIVETRAIN, "train"]
     flags = [f"--run-dir={desk.run}", "--nproc-per-node=2", *QUICK]
-    desk.cluster.run([*salloc, *flags, *WORKLOAD], env=desk.env, timeout_s=170)
+    desk.cluster.run([*salloc, *flags, *WORKLOAD], env=desk.env, timeout_s=500)
     assert_same_weights(desk.run, undisturbed)
 
 

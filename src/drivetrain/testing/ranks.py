@@ -33,7 +33,7 @@ _IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "drivetrain.train.t
 def run_ranks(
     function: Callable[..., Result],
     world_size: int,
-    timeout_s: float = 60.0,
+    timeout_s: float = 300.0,
     args: Sequence[Any] = (),
     backend: str = "gloo",
 ) -> list[Result]:
