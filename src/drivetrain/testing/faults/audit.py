@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.checkpoint import catalogue, lineage
@@ -16,13 +17,16 @@ from drivetrain.supervise.ending.testimony import kernel_state
 StepIds = dict[int, list[int]]
 
 
-def sample_problems(folder: Path, run_dir: Path, expected: StepIds) -> list[str]:
+def sample_problems(
+    folder: Path, run_dir: Path, expected: StepIds, removed: Sequence[lineage.Claim] = ()
+) -> list[str]:
     """Each step of the run that counts must have used exactly the samples it should, once.
 
     The step that counts is the one of the last attempt that went on from before it: what an earlier
-    one did beyond that point was done again, and is not part of the run.
+    one did beyond that point was done again, and is not part of the run. `removed` are claims that
+    a person has taken away meanwhile.
     """
-    claims = lineage.read_claims(place_at(run_dir / "checkpoints"))
+    claims = [*lineage.read_claims(place_at(run_dir / "checkpoints")), *removed]
     seen = read_samples(folder)
     problems = []
     for step, ids in expected.items():

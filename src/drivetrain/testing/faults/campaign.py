@@ -23,7 +23,7 @@ from drivetrain.testing.faults.drill import (
     run_reference,
     small_disk,
 )
-from drivetrain.testing.faults.script import ONE_HOST, TWO_HOSTS, Kind, draw
+from drivetrain.testing.faults.script import ONE_HOST_ALL, TWO_HOSTS, Faults, Kind, draw
 from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Hosts, hosts_available, make_hosts
 
@@ -45,7 +45,7 @@ class Case:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What can go wrong in it."""
-        return ONE_HOST if self.hosts == 1 else TWO_HOSTS
+        return ONE_HOST_ALL if self.hosts == 1 else TWO_HOSTS
 
 
 _FSDP, _BITWISE = ("parallel.strategy=fsdp",), ("reproducibility=bitwise",)
@@ -105,10 +105,7 @@ def run_campaign(
                 folder = Path(scratch) / f"reference-{len(references)}"
                 references[case] = run_reference(setting, folder, here)
             folder = Path(scratch) / f"drill-{number}"
-            # all kinds in turn, over all cases in turn
-            seed = number // len(CASES) * 31 + number
-            faults = draw(seed, case.kinds, _STEPS, case.ranks * case.hosts, case.hosts)
-            outcome = run_drill(setting, faults, references[case], folder, here)
+            outcome = run_drill(setting, faults_of(number, case), references[case], folder, here)
             row = _row(number, case, outcome)
             rows.append(row)
             with open(results, "a") as file:
@@ -118,6 +115,12 @@ def run_campaign(
                 shutil.copytree(folder, output / f"failed-{number}", dirs_exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
     return rows
+
+
+def faults_of(number: int, case: Case) -> Faults:
+    """All kinds in turn, over all cases in turn."""
+    seed = number // len(CASES) * 31 + number
+    return draw(seed, case.kinds, _STEPS, case.ranks * case.hosts, case.hosts)
 
 
 def read_rows(output: Path) -> list[Row]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drivetrain.checkpoint.lineage import Claim
 from drivetrain.supervise.processes.node import adopt_orphans
 from drivetrain.testing.faults.audit import (
     StepIds,
@@ -23,7 +24,7 @@ from drivetrain.testing.faults.audit import (
 )
 from drivetrain.testing.faults.inject import Injector
 from drivetrain.testing.faults.nodes import DrillNode
-from drivetrain.testing.faults.script import Fault, Faults
+from drivetrain.testing.faults.script import FOR_A_PERSON, ON_SMALL_DISK, Fault, Faults
 from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Hosts
 
@@ -89,7 +90,7 @@ def run_reference(
     setting: Setting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
 ) -> Reference:
     """The run without faults, in the same setting."""
-    outcome, run_dir = _run(setting, Faults(), folder, hosts, timeout_s)
+    outcome, run_dir, _ = _run(setting, Faults(), folder, hosts, timeout_s)
     if outcome.problems:
         raise RuntimeError(f"the run fails without any fault: {outcome.problems}")
     samples = {step: sorted(ids) for (_, step), ids in read_samples(folder).items()}
@@ -105,18 +106,18 @@ def run_drill(
     timeout_s: float = 120.0,
 ) -> Outcome:
     """Run it, break it, and compare."""
-    outcome, run_dir = _run(setting, faults, folder, hosts, timeout_s)
+    outcome, run_dir, removed = _run(setting, faults, folder, hosts, timeout_s)
     if not outcome.problems:
         if weights_fingerprint(run_dir) != reference.weights:
             outcome.problems.append("the weights are not those of the uninterrupted run")
-        outcome.problems += sample_problems(folder, run_dir, reference.samples)
+        outcome.problems += sample_problems(folder, run_dir, reference.samples, removed)
         outcome.problems += checkpoint_problems(run_dir)
     return outcome
 
 
 def _run(
     setting: Setting, faults: Faults, folder: Path, hosts: Hosts | None, timeout_s: float
-) -> tuple[Outcome, Path]:
+) -> tuple[Outcome, Path, list[Claim]]:
     run_dir = folder / "run"
     outcome = Outcome(faults.faults)
     nodes = _make_nodes(setting, folder, run_dir, hosts)
@@ -126,13 +127,19 @@ def _run(
         template.wake()
     before = descendants()
     began_s = time.monotonic()
-    fills = any(fault.kind == "fill_disk" for fault in faults.faults)
-    if fills:
+    if any(fault.kind in ON_SMALL_DISK for fault in faults.faults):
         _put_checkpoints_on(setting.disk, run_dir)
+    for fault in faults.faults:
+        nodes[fault.host].skew_s += fault.skew_s
+    until_s = began_s + timeout_s
     try:
         for node in nodes:
             node.start()
-        _watch(nodes, injector, list(faults.faults), outcome, began_s + timeout_s)
+        person = next((fault for fault in faults.faults if fault.kind in FOR_A_PERSON), None)
+        expected = 0 if person is None else FOR_A_PERSON[person.kind]
+        _watch(nodes, injector, list(faults.faults), outcome, until_s, expected)
+        if person is not None:
+            _call_a_person(nodes, injector, person, outcome, until_s)
     finally:
         injector.close()
         for node in nodes:
@@ -142,7 +149,21 @@ def _run(
     outcome.attempts = len(list((run_dir / "checkpoints").glob("attempt-*.json")))
     for start in run_dir.glob("attempts/*/start.json"):
         outcome.device = str(json.loads(start.read_text()).get("device_name", ""))
-    return outcome, run_dir
+    return outcome, run_dir, injector.removed
+
+
+def _call_a_person(
+    nodes: list[DrillNode], injector: Injector, fault: Fault, outcome: Outcome, deadline_s: float
+) -> None:
+    """The run has ended and said why; nothing is lost, and it goes on when that is put right."""
+    outcome.problems += injector.loss_problems()
+    injector.put_right(fault)
+    if outcome.problems:
+        return
+    put_right = Recovery(time.time(), injector.num_claims())
+    for node in nodes:
+        node.start()
+    _watch(nodes, injector, [], outcome, deadline_s, recoveries=[put_right])
 
 
 def _put_checkpoints_on(disk: Path | None, run_dir: Path) -> None:
@@ -160,9 +181,11 @@ def _watch(
     waiting: list[Fault],
     outcome: Outcome,
     deadline_s: float,
+    expected: int = 0,
+    recoveries: Sequence[Recovery] = (),
 ) -> None:
-    """Break things when their time comes; until every node has ended."""
-    recoveries: list[Recovery] = []
+    """Break things when their time comes; until every node has ended with the `expected` code."""
+    recoveries = list(recoveries)
     while True:
         running = [node for node in nodes if not node.poll()]
         if not running:
@@ -180,7 +203,7 @@ def _watch(
         recovery.observe(injector)
     outcome.recovery_s = [s for s in (recovery.took_s for recovery in recoveries) if s is not None]
     codes = [node.exit_code for node in nodes]
-    if any(codes):
+    if any(code != expected for code in codes):
         outcome.problems.append(f"exit codes {codes}; {_tails(nodes)}")
     if waiting:
         outcome.problems.append(f"the run ended before {waiting[0]}")

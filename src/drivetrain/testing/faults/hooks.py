@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from drivetrain.testing.faults.clock import skew_as_told
 from drivetrain.train.hooks import Hook
 from drivetrain.train.trainer import Trainer
 
@@ -24,6 +25,7 @@ class Witness(Hook):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """One file per process: nobody else writes to it."""
+        skew_as_told()  # in a rank that was not forked
         folder = Path(os.environ[FOLDER]) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{os.uname().nodename}-{os.getpid()}.jsonl"

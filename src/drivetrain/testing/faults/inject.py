@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.checkpoint.manifest import NAME
+from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.lineage import Claim
+from drivetrain.checkpoint.manifest import NAME, DamagedCheckpoint
+from drivetrain.checkpoint.place import place_at
 from drivetrain.record.session import Progress
 from drivetrain.testing.faults.nodes import DrillNode
-from drivetrain.testing.faults.script import Fault
+from drivetrain.testing.faults.script import FOR_A_PERSON, Fault
 from drivetrain.testing.hosts import Hosts
+
+_FILLER = "filler"
 
 
 class Injector:
@@ -25,6 +32,9 @@ class Injector:
         self._run_dir = run_dir
         self._passing: list[threading.Thread] = []
         self._claims = 0
+        self._had: list[str] = []
+        self.removed: list[Claim] = []
+        """Claims that a person has taken away: the attempts have been there all the same."""
 
     def pages(self) -> list[Progress]:
         """Every living rank's page, node by node."""
@@ -37,7 +47,7 @@ class Injector:
             return bool(pages) and self.num_claims() > self._claims
         if not pages or max(page.step for page in pages) < fault.step:
             return False
-        if fault.kind == "corrupt_shard":
+        if fault.kind in ("corrupt_shard", *FOR_A_PERSON):
             return len(self._manifests()) > 1  # with one alone there is nothing to fall back to
         return fault.point == "step" or self._is_saving()
 
@@ -45,6 +55,7 @@ class Injector:
         """Break it."""
         time.sleep(fault.delay_s)
         self._claims = self.num_claims()
+        self._had = sorted(path.parent.name for path in self._manifests())
         acts: dict[str, Callable[[Fault], None]] = {
             "kill": lambda f: self._signal(f, signal.SIGKILL),
             "stop": lambda f: self._signal(f, signal.SIGSTOP),
@@ -56,8 +67,32 @@ class Injector:
             "kill_supervisor": self._kill_supervisor,
             "kill_node": lambda f: self._nodes[f.host].crash(),
             "preempt": self._preempt,
+            "skew": self._kill_supervisor,
+            "full_at_end": self._fill_for_good,
+            "spoil_claim": self._spoil_claim,
+            "read_only": lambda f: self._remount("ro"),  # noqa: ARG005
         }
         acts[fault.kind](fault)
+
+    def loss_problems(self) -> list[str]:
+        """What was there before the fault must be there, whole; only the oldest may be outdated."""
+        place = place_at(self._run_dir / "checkpoints")
+        problems = []
+        for folder in self._had[-2:]:
+            try:
+                catalogue.verify(place, folder)
+            except DamagedCheckpoint as error:
+                problems.append(f"{folder} was lost: {error}")
+        return problems
+
+    def put_right(self, fault: Fault) -> None:
+        """What a person does, who has read what the run has said."""
+        if fault.kind == "full_at_end":
+            (self._run_dir / "checkpoints" / _FILLER).unlink()
+        elif fault.kind == "read_only":
+            self._remount("rw")
+        elif fault.kind == "spoil_claim":
+            self._newest_claim().unlink()
 
     def close(self) -> None:
         """Wait for faults that pass."""
@@ -119,16 +154,33 @@ class Injector:
             self._hosts.heal(a, b)
 
     def _fill_disk(self, fault: Fault) -> None:
+        self._fill_for_good(fault)
+        time.sleep(fault.duration_s)
+        (self._run_dir / "checkpoints" / _FILLER).unlink()
+
+    def _fill_for_good(self, fault: Fault) -> None:  # noqa: ARG002
         """The checkpoints lie on a small disk of their own; see `small_disk`."""
-        filler = self._run_dir / "checkpoints" / "filler"
-        with open(filler, "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"\0" * (1 << 16))
-            except OSError:
-                pass
-            time.sleep(fault.duration_s)
-        filler.unlink()
+        with (
+            open(self._run_dir / "checkpoints" / _FILLER, "wb", buffering=0) as file,
+            contextlib.suppress(OSError),
+        ):
+            while True:
+                file.write(b"\0" * (1 << 16))
+
+    def _remount(self, mode: str) -> None:
+        """Also of the small disk; while a save has a file open there it is busy."""
+        disk = (self._run_dir / "checkpoints").resolve().parent
+        words = ["mount", "-o", f"remount,{mode}", str(disk)]
+        while subprocess.run(words, capture_output=True, check=False).returncode:
+            time.sleep(0.005)
+
+    def _newest_claim(self) -> Path:
+        return max((self._run_dir / "checkpoints").glob("attempt-*.json"))
+
+    def _spoil_claim(self, fault: Fault) -> None:
+        self.removed = lineage.read_claims(place_at(self._run_dir / "checkpoints"))[-1:]
+        os.truncate(self._newest_claim(), 0)
+        self._signal(fault, signal.SIGKILL)
 
     def _corrupt(self, fault: Fault) -> None:
         data = self._newest_data()

@@ -19,6 +19,7 @@ from pathlib import Path
 from drivetrain.record.session import Progress, read_progress
 from drivetrain.supervise.ending.testimony import kernel_state
 from drivetrain.supervise.processes.forking import Forked
+from drivetrain.testing.faults.clock import SKEW_S
 from drivetrain.testing.faults.hooks import FOLDER
 from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import Host
@@ -38,6 +39,8 @@ class DrillNode:
     template: Template | None = None
     """Where it is forked from; None: it is started afresh, on this machine."""
     process: subprocess.Popen[bytes] | Forked | None = None
+    skew_s: float = 0.0
+    """By which its clock is wrong; only where it is forked from a template."""
     exit_code: int | None = None
     start_again_s: float | None = None
 
@@ -49,6 +52,7 @@ class DrillNode:
             **os.environ,
             "TMPDIR": str(own / "tmp"),
             FOLDER: str(self.folder),
+            SKEW_S: str(self.skew_s),
             "DRIVETRAIN_HOOKS": ",".join(
                 f"drivetrain.testing.faults.hooks:{name}" for name in ("Witness", "Hang")
             ),

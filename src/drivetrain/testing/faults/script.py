@@ -24,6 +24,10 @@ Kind = Literal[
     "kill_supervisor",
     "kill_node",
     "preempt",
+    "full_at_end",
+    "spoil_claim",
+    "read_only",
+    "skew",
 ]
 Point = Literal["step", "save", "recovery"]
 ONE_HOST: tuple[Kind, ...] = (
@@ -36,7 +40,11 @@ ONE_HOST: tuple[Kind, ...] = (
     "kill_supervisor",
     "preempt",
 )
-TWO_HOSTS: tuple[Kind, ...] = (*ONE_HOST, "partition", "kill_node")
+TWO_HOSTS: tuple[Kind, ...] = (*ONE_HOST, "partition", "kill_node", "skew")
+FOR_A_PERSON: dict[Kind, int] = {"full_at_end": 8, "spoil_claim": 4, "read_only": 8}
+"""What no run can put right by itself: it ends with this code, and goes on once somebody has."""
+ONE_HOST_ALL: tuple[Kind, ...] = (*ONE_HOST, *FOR_A_PERSON)
+ON_SMALL_DISK = ("fill_disk", "full_at_end", "read_only")
 
 
 @dataclass(frozen=True)
@@ -55,13 +63,15 @@ class Fault:
     """After the point has come."""
     duration_s: float = 3.0
     """For faults that pass: slow, partition, full disk."""
+    skew_s: float = 0.0
+    """By which the clock of a host is wrong from the start; at `step` its supervisor is killed."""
 
     def __str__(self) -> str:
         where = f"host {self.host}" if self.kind in _OF_A_HOST else f"rank {self.rank}"
         return f"{self.kind} {where} at step {self.step} ({self.point})"
 
 
-_OF_A_HOST = ("partition", "kill_supervisor", "kill_node", "preempt")
+_OF_A_HOST = ("partition", "kill_supervisor", "kill_node", "preempt", "skew")
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,22 @@ class Faults:
         """SIGTERM to a node, as a scheduler sends it; started again when it has left."""
         return self._with(Fault("preempt", step, host=host))
 
+    def skew(self, step: int, host: int = 0, skew_s: float = 600.0) -> Faults:
+        """A host's clock is wrong, and the nodes have to meet again."""
+        return self._with(Fault("skew", step, host=host, skew_s=skew_s))
+
+    def full_at_end(self, step: int) -> Faults:
+        """The checkpoints' disk is full from here on, until somebody makes room."""
+        return self._with(Fault("full_at_end", step))
+
+    def spoil_claim(self, step: int, rank: int = 0) -> Faults:
+        """The newest claim is cut to nothing, and then a rank dies."""
+        return self._with(Fault("spoil_claim", step, rank))
+
+    def read_only(self, step: int) -> Faults:
+        """The checkpoints' disk cannot be written from here on, until somebody remounts it."""
+        return self._with(Fault("read_only", step))
+
     def _with(self, fault: Fault) -> Faults:
         return replace(self, faults=(*self.faults, fault))
 
@@ -128,6 +154,7 @@ def draw(
         point=chance.choice(["step", "step", "save"]) if kind in ("kill", "preempt") else "step",
         delay_s=chance.uniform(0, 0.1),
         duration_s=chance.uniform(2.0, 4.0),
+        skew_s=chance.choice([-600.0, 600.0]) if kind == "skew" else 0.0,
     )
     faults = [first]
     if kind in ("kill", "corrupt_shard") and chance.random() < 0.25:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from drivetrain.supervise.processes.forking import Forked, fork_away
+from drivetrain.testing.faults.clock import skew_as_told
 from drivetrain.testing.hosts import Host
 
 _MOST_BYTES = 1 << 18
@@ -114,6 +115,7 @@ def _environment(request: dict[str, object]) -> dict[str, str]:
 def _launch(request: dict[str, object]) -> None:
     from drivetrain.launch.guardian import guard
 
+    skew_as_told()
     descriptor = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
