@@ -94,3 +94,19 @@ def test_complex_parameters_are_refused_on_several_ranks() -> None:
     with pytest.raises(ConfigError, match=r"model = phase: .*view_as_complex"):
         check_model(model, num_ranks=2)
     check_model(model, num_ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "answer"),
+    [
+        (mean, "metrics = Tensor: is no dict"),
+        (
+            lambda m, b: {"acc": m(b[0]).argmax(1)},
+            r"metrics.*acc.* = \(4,\): is no single number",
+        ),
+        (lambda _, __: {"acc": None}, r"metrics\['acc'\] = None: is no single number"),
+    ],
+)
+def test_what_is_no_metric_is_answered(config: dict[str, Any], metrics: Any, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        Trainer(task(metrics=metrics), config).fit(data(), data())

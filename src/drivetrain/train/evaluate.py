@@ -21,6 +21,7 @@ from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.parallel.strategy import Spread
 from drivetrain.parallel.world import World
 from drivetrain.train.history import EvaluationResult
+from drivetrain.train.refusals import check_metrics
 from drivetrain.train.task import Loss, Task, Total
 
 
@@ -91,6 +92,7 @@ def evaluate(
         with torch.no_grad(), agreed_weights(spread):
             for batch, num_samples in feed.batches(in_lockstep=spread.forwards_in_lockstep):
                 values = task.evaluate(spread.evaluated, to_device(batch, world.device))
+                check_metrics(values)
                 if num_samples and spread.counts:
                     part.add(values, num_samples)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ def check_loss(loss: Any) -> None:
         rule = "does not depend on any weight that is trained"
         remedy = "compute it from model(batch), without .item(), .detach() or torch.no_grad()"
         raise ConfigError([Problem("loss", rule, remedy, has_value=False)])
+
+
+def check_metrics(found: Any) -> None:
+    """Names, and for each a number, a tensor of one element or a Total."""
+    if not isinstance(found, Mapping):
+        raise _refusal("metrics", "is no dict of names and values", _MEAN_OR_TOTAL, _kind(found))
+    for name, value in found.items():
+        number = value.sum if isinstance(value, Total) else value
+        num_elements = number.numel() if isinstance(number, torch.Tensor) else 1
+        if num_elements != 1 or not isinstance(number, (int, float, torch.Tensor)):
+            what = tuple(number.shape) if isinstance(number, torch.Tensor) else _kind(number)
+            raise _refusal(f"metrics[{name!r}]", "is no single number", _MEAN_OR_TOTAL, what)
 
 
 def check_model(model: nn.Module, num_ranks: int) -> None:

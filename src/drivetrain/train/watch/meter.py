@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import MicroBatch
 from drivetrain.parallel.world import World
 from drivetrain.train.history import StepMetrics
@@ -65,8 +66,11 @@ class Meter:
     def add(self, loss: Loss, micro: MicroBatch) -> None:
         """One micro-batch's loss."""
         here = self._open
-        if self._counts_tokens is not None and self._counts_tokens != isinstance(loss, Total):
-            raise TypeError("the loss must be a mean in every step, or a Total in every step")
+        counted_before = bool(here.counts) if here.losses else self._counts_tokens
+        if counted_before is not None and counted_before != isinstance(loss, Total):
+            rule = "is a mean for some batches and a Total for others"
+            remedy = "return the same kind for every batch"
+            raise ConfigError([Problem("loss", rule, remedy, has_value=False)])
         if isinstance(loss, Total):
             here.losses.append(loss.sum.detach())
             here.weights.append(1.0)
