@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .PHONY: accelerator resume-matrix device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
-  faults ray targets plan-memory plan-published plan-time rehearsals simulations
+  faults fuzz ray targets plan-memory plan-published plan-time rehearsals simulations
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
 
@@ -89,6 +89,9 @@ verdicts:                         ## planted faults and clean runs, and what dia
 
 faults:                           ## planted faults on real hosts, and what the doctor says of each, into docs/doctor.md
 	$(BIN)/python -m tests.doctor.table docs/doctor.md
+
+fuzz:                             ## 20,000 hostile run directories, checkpoints, jobs, hosts files and configs (minutes)
+	$(BIN)/python -m tests.fuzz.campaign 20000
 
 bench:                            ## the measurements; results land in benchmarks/results/
 	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead

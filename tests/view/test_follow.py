@@ -67,8 +67,10 @@ class CountingSource(LocalSource):
         super().__init__(path)
         self.num_bytes = 0
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        data = super().read(name, start, length)
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = 1 << 30
+    ) -> bytes:
+        data = super().read(name, start, length, most)
         if name.startswith("events/"):
             self.num_bytes += len(data)
         return data

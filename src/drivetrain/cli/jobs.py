@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from drivetrain.cli.reading import reading
 from drivetrain.cli.say import hand_on, say
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.plain_text import plain, plain_but_coloured
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request
@@ -31,17 +32,29 @@ def submit(request: Request) -> int:
 
 def show(folder: str) -> None:
     """One line per submitted run."""
-    found = [made for path in _runs(Path(folder)) if (made := submission.find(path))]
+    found = [line for path in _runs(Path(folder)) if (line := _line(path))]
     if not found:
         rule = "no submitted run in it"
         remedy = "drivetrain train --on slurm … submits one"
         raise ConfigError([Problem("RUN", rule, remedy, folder)])
-    for made in found:
-        status = made.status()
-        words = [f"{status.state:<9}", made.job.run_dir, f"{made.target.name} job {made.id}"]
-        words += [f"on {','.join(status.hosts)}"] if status.hosts else []
-        words += [f"({status.detail})"] if status.detail else []
-        say("  ".join(words))
+    for line in found:
+        say(line)
+
+
+def _line(path: Path) -> str | None:
+    """One job; one that cannot be read does not keep the others from being shown."""
+    try:
+        with reading(str(path)):
+            made = submission.find(path)
+            if made is None:
+                return None
+            status = made.status()
+    except DamagedRun as error:
+        return f"{'damaged':<9}  {path}  ({error})"
+    words = [f"{status.state:<9}", made.job.run_dir, f"{made.target.name} job {made.id}"]
+    words += [f"on {','.join(status.hosts)}"] if status.hosts else []
+    words += [f"({status.detail})"] if status.detail else []
+    return "  ".join(words)
 
 
 def show_logs(run: str, *, follow: bool) -> None:

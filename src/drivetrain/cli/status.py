@@ -11,8 +11,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from drivetrain.cli.reading import reading
 from drivetrain.cli.terminal import terminal
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.units import readable_duration, readable_rate
 from drivetrain.record.ledger import CLASSES, Ledger
 from drivetrain.record.ledger.look import COLOURS, LABELS
@@ -51,17 +52,33 @@ def runs(folder: str, *, as_json: bool) -> int:
     if not root.is_dir():
         remedy = "give the folder that holds runs (output_dir; default: runs)"
         raise ConfigError([Problem("DIR", "no such directory", remedy, folder)])
-    found = [status_of(open_run(path), time.time()) for path in run_folders(root)]
+    found, damaged = [], []
+    for path in run_folders(root):
+        try:
+            with reading(str(path)):
+                found.append(_readable(status_of(open_run(path), time.time())))
+        except DamagedRun as error:  # the others are shown all the same
+            damaged.append((path, str(error)))
     found.sort(key=lambda each: each.last_sign_s, reverse=True)
     if as_json:
-        print_json([as_document(each) for each in found])
+        bad = [{"name": path.name, "state": "damaged", "reason": why} for path, why in damaged]
+        print_json([*(as_document(each) for each in found), *bad])
         return 0
     console = terminal()
-    if not found:
+    if found:
+        console.print(runs_table(found, time.time()))
+    elif not damaged:
         console.print(f"no runs in {folder}", markup=False)
-        return 0
-    console.print(runs_table(found, time.time()))
+    for path, why in damaged:
+        console.print(f"{path.name}  damaged: {why}", markup=False, soft_wrap=True)
     return 0
+
+
+def _readable(found: Status) -> Status:
+    """Drawn once, alone: what cannot be drawn is this run's fault."""
+    runs_table([found], 0.0)
+    as_document(found)
+    return found
 
 
 def run_folders(root: Path, depth: int = 3) -> list[Path]:
@@ -70,7 +87,10 @@ def run_folders(root: Path, depth: int = 3) -> list[Path]:
         return [root]
     if depth == 0:
         return []
-    inner = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
+    try:
+        inner = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
+    except OSError:  # not for this user to see
+        return []
     return [run for each in sorted(inner) for run in run_folders(each, depth - 1)]
 
 

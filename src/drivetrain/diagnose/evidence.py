@@ -17,6 +17,7 @@ from typing import Any
 
 from drivetrain.diagnose.collectives import Call, Calls, parse_calls
 from drivetrain.diagnose.stacks import Stacks, parse_stacks
+from drivetrain.record.numbers import rank_of
 from drivetrain.record.reading import PastAttempt, RunReading
 
 
@@ -119,4 +120,5 @@ def _by_rank(run: RunReading, folder: str, suffix: str) -> dict[int, str]:
     """Each rank's file in a folder."""
     names = [name for name in sorted(run.source.names(folder)) if name.endswith(suffix)]
     stems = {name.removesuffix(suffix): name for name in names}
-    return {int(stem): f"{folder}/{name}" for stem, name in stems.items() if stem.isdigit()}
+    ranks = {rank_of(stem): f"{folder}/{name}" for stem, name in stems.items()}
+    return {rank: path for rank, path in ranks.items() if rank is not None}

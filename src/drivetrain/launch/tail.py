@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from drivetrain.core.bounded import read_bytes
+
 _POLL_S = 0.2
+_PIECE_BYTES = 1 << 20
 _ASK_EVERY_S = 2.0
 
 
@@ -25,7 +28,7 @@ def tail(
     while True:
         any_new = False
         for path in paths():
-            if piece := open_files.setdefault(path, _Growing(path)).more():
+            while piece := open_files.setdefault(path, _Growing(path)).more():
                 any_new = True
                 yield piece
         if is_last:
@@ -48,9 +51,7 @@ class _Growing:
 
     def more(self) -> str:
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._num_read)
-                data = file.read()
+            data = read_bytes(self._path, self._num_read, _PIECE_BYTES)
         except OSError:  # not there yet, or a shared file system's moment
             return ""
         self._num_read += len(data)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from drivetrain.core.bounded import parse_json, read_text, read_yaml
 from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.core.files import write_whole
+from drivetrain.record.numbers import attempt_of
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class RunDirectory:
         """Every life of the run so far, in order."""
         found = []
         for path in sorted((self.path / "attempts").glob("[0-9]*")):
-            found.append(Attempt(int(path.name), *(_read_json(path / f"{n}.json") for n in _ENDS)))
+            number = attempt_of(path.name)
+            if number is not None:
+                found.append(Attempt(number, *(_read_json(path / f"{n}.json") for n in _ENDS)))
         return found
 
     def failures(self) -> tuple[float, float]:
@@ -123,10 +125,11 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """What run.yaml says; empty before it is written."""
         try:
-            document = yaml.safe_load(self.run_yaml.read_text()) or {}
+            document = read_yaml(self.run_yaml) or {}
         except OSError:
             return {}
-        return dict(document.get("config") or {})
+        config = document.get("config") if isinstance(document, dict) else None
+        return config if isinstance(config, dict) else {}
 
     def write_run_yaml(self, text: str, attempt: int | None = None) -> None:
         """Whole, or not at all. An attempt's own copy stays when a later one has another config."""
@@ -158,7 +161,7 @@ def micro_batch_so_far(path: Path | None) -> int | None:
     """What earlier attempts cut their batches into: another size would be other numbers."""
     if path is None or not (path / "run.yaml").is_file():
         return None
-    size = yaml.safe_load((path / "run.yaml").read_text())["config"]["micro_batch_size"]
+    size = RunDirectory(path).config().get("micro_batch_size")
     return size if isinstance(size, int) else None
 
 
@@ -187,7 +190,7 @@ def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = json.loads(path.read_text())
+        facts = parse_json(read_text(path))
     except (OSError, ValueError):
         return {}
-    return facts
+    return facts if isinstance(facts, dict) else {}

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain.core.bounded import parse_json
+from drivetrain.record.numbers import LATEST_S
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -39,6 +42,7 @@ COMPILES = 1
 HOST_TIMED = 2
 """Flag: timed by the host's clock while a device worked on its own; only whole stretches of steps
 are true, not how long one took or what it spent its time on."""
+_KINDS = frozenset({"<u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f4", "<f8"})
 _RECORD = struct.Struct("<IHHd6f")
 
 
@@ -118,5 +122,27 @@ def fields_of(first_bytes: bytes) -> np.dtype[Any]:
     """The record's type, as the file itself states it."""
     import numpy as np
 
-    fields = json.loads(first_bytes)["fields"]
-    return np.dtype([(str(name), str(kind)) for name, kind in fields])
+    fields = [(str(name), str(kind)) for name, kind in parse_json(first_bytes)["fields"]]
+    kinds = dict(fields)
+    if not {"step", "start_s"} <= set(kinds):
+        raise ValueError("its header lacks fields that every record has")
+    if not set(kinds.values()) <= _KINDS:
+        raise ValueError("its header has fields of other kinds than numbers")
+    return np.dtype(fields)
+
+
+def checked(table: NDArray[Any]) -> NDArray[Any]:
+    """The records, if times are times; ValueError otherwise."""
+    import numpy as np
+
+    if not len(table):
+        return table
+    starts = table["start_s"]
+    with np.errstate(all="ignore"):
+        is_good = starts.min() >= 0 and starts.max() <= LATEST_S
+        is_good = is_good and all(
+            np.isfinite(table[name].sum()) for name in SECONDS if name in (table.dtype.names or ())
+        )
+    if not is_good:
+        raise ValueError("a step has no beginning or no duration")
+    return table

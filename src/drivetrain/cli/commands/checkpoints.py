@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from drivetrain.cli.commands.options import Address, AsJson, OneCheckpoint
+from drivetrain.cli.reading import reading
 
 verbs = typer.Typer(help="List, verify, export and compare checkpoints.", no_args_is_help=True)
 
@@ -16,7 +17,9 @@ def ls(address: Address, as_json: AsJson = False) -> None:
     """What there is, newest first, with size and state."""
     from drivetrain.cli import checkpoint as verbs
 
-    raise typer.Exit(verbs.ls(address, as_json=as_json))
+    with reading(address):
+        code = verbs.ls(address, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -24,7 +27,9 @@ def verify(address: Address, as_json: AsJson = False) -> None:
     """Read every byte. Exit code 1 when a checkpoint is damaged, or none is good."""
     from drivetrain.cli import checkpoint as verbs
 
-    raise typer.Exit(verbs.verify(address, as_json=as_json))
+    with reading(address):
+        code = verbs.verify(address, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -37,7 +42,9 @@ def export(
     """The weights for other libraries, under the model's own names."""
     from drivetrain.cli import checkpoint as verbs
 
-    raise typer.Exit(verbs.export(address, target, step, max_shard_gb))
+    with reading(address):
+        code = verbs.export(address, target, step, max_shard_gb)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -45,4 +52,6 @@ def diff(here: OneCheckpoint, there: OneCheckpoint, as_json: AsJson = False) -> 
     """What differs between two checkpoints. Exit code 1 when anything does."""
     from drivetrain.cli import checkpoint as verbs
 
-    raise typer.Exit(verbs.diff(here, there, as_json=as_json))
+    with reading(here, there):
+        code = verbs.diff(here, there, as_json=as_json)
+    raise typer.Exit(code)

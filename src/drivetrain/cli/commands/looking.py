@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from drivetrain.cli.commands.options import AsJson, RunAddress
+from drivetrain.cli.reading import reading
 
 verbs = typer.Typer()
 
@@ -18,7 +19,9 @@ def status(
     """Where RUN stands: step, loss, throughput, goodput, cost, and where every second went."""
     from drivetrain.cli import status as verbs
 
-    raise typer.Exit(verbs.status(run, as_json=as_json))
+    with reading(run):
+        code = verbs.status(run, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -29,7 +32,9 @@ def runs(
     """List the runs under DIR (default: runs), the one last heard of first."""
     from drivetrain.cli import status as verbs
 
-    raise typer.Exit(verbs.runs(folder, as_json=as_json))
+    with reading(folder):
+        code = verbs.runs(folder, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -45,7 +50,9 @@ def watch(
     """
     from drivetrain.cli import view
 
-    raise typer.Exit(view.watch(run, every_s, once=once))
+    with reading(run):
+        code = view.watch(run, every_s, once=once)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -59,7 +66,9 @@ def report(
     """
     from drivetrain.cli import view
 
-    raise typer.Exit(view.report(run, output))
+    with reading(run):
+        code = view.report(run, output)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -73,7 +82,9 @@ def compare(
     """Two runs side by side: what was asked differently, and what came of it."""
     from drivetrain.cli import view
 
-    raise typer.Exit(view.compare(run, other, output))
+    with reading(run, other):
+        code = view.compare(run, other, output)
+    raise typer.Exit(code)
 
 
 @verbs.command()
@@ -88,7 +99,9 @@ def diagnose(
     """
     from drivetrain.cli.diagnose import run
 
-    raise typer.Exit(run(run_dir, as_json=as_json))
+    with reading(run_dir):
+        code = run(run_dir, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @verbs.command(

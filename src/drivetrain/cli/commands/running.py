@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from drivetrain.cli.commands.options import Run, Trust
+from drivetrain.cli.reading import reading
 
 verbs = typer.Typer()
 
@@ -86,7 +87,8 @@ def jobs(
     """Say where submitted runs are: waiting, running, finished, failed or stopped."""
     from drivetrain.cli.jobs import show
 
-    show(folder)
+    with reading(folder):
+        show(folder)
 
 
 @verbs.command()
@@ -97,7 +99,8 @@ def logs(
     """Show what a submitted run printed."""
     from drivetrain.cli.jobs import show_logs
 
-    show_logs(run, follow=follow)
+    with reading(run):
+        show_logs(run, follow=follow)
 
 
 @verbs.command()

@@ -67,7 +67,7 @@ def start(job: Job) -> str:
 def poll(job: Job, job_id: str) -> Status:
     """Running while the conductor lives; then as it wrote down."""
     run_dir = Path(job.run_dir)
-    hosts = tuple(member.host for member in read_members(run_dir / MEMBERS).members)
+    hosts = _hosts(run_dir / MEMBERS)
     if holder(run_dir):
         return Status(State.RUNNING, hosts=hosts)
     try:
@@ -81,6 +81,13 @@ def poll(job: Job, job_id: str) -> Status:
     if code == RESUME_ME:
         return Status(State.STOPPED, "saved", hosts, code)
     return Status(State.FAILED, f"exit code {code}", hosts, code)
+
+
+def _hosts(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(str(member.host) for member in read_members(path).members)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedRun(f"{path}: not the members of a job ({error})") from None
 
 
 def logs(job: Job, job_id: str, *, follow: bool) -> Iterator[str]:

@@ -13,8 +13,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from drivetrain.core.bounded import read_yaml
 from drivetrain.launch.job import Job
 from drivetrain.launch.yaml_text import yaml_text
 
@@ -48,7 +47,7 @@ class Members:
 
 def read_members(path: Path) -> Members:
     """What `Members.text` wrote."""
-    content = yaml.safe_load(path.read_text())
+    content = read_yaml(path)
     found = [Member(m["host"], tuple(shlex.split(m["command"]))) for m in content["members"]]
     return Members(tuple(found), float(content["grace_s"]))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain.core.bounded import SMALL_BYTES, parse_json
+from drivetrain.core.errors import DamagedRun
 from drivetrain.core.tracebacks import exception_line
+from drivetrain.record.numbers import attempt_of, check_numbers
 from drivetrain.record.reading.source import Source
 
 _RESUME_ME = 75
@@ -52,7 +54,8 @@ class PastAttempt:
         if "kind" in self.end:
             return str(self.end["kind"])
         if "exit_code" in self.closed:
-            return {0: "finished", _RESUME_ME: "preempted"}.get(self.closed["exit_code"], "failed")
+            code = self.closed["exit_code"]
+            return "finished" if code == 0 else "preempted" if code == _RESUME_ME else "failed"
         return None
 
     @property
@@ -69,7 +72,8 @@ class PastAttempt:
             return detail
         cause = failures[0]
         said = exception_line(str(cause.get("error") or ""))
-        code = int(cause.get("exit_code") or 0)
+        given = cause.get("exit_code")
+        code = given if isinstance(given, int) else 0
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return f"rank {cause.get('rank')}: {said or how}"
 
@@ -96,22 +100,31 @@ class PastAttempt:
 
 def read_attempts(source: Source) -> tuple[PastAttempt, ...]:
     """In order."""
-    names = [name for name in source.names("attempts") if name.isdigit()]
+    found = [(attempt_of(name), name) for name in source.names("attempts")]
     return tuple(
-        PastAttempt(
-            int(name),
-            read_json(source, f"attempts/{name}/start.json"),
-            read_json(source, f"attempts/{name}/end.json"),
-            read_json(source, f"attempts/{name}/closed.json"),
-        )
-        for name in names
+        _attempt(source, number, f"attempts/{name}") for number, name in found if number is not None
     )
+
+
+def _attempt(source: Source, number: int, folder: str) -> PastAttempt:
+    start, end, closed = (
+        read_json(source, f"{folder}/{name}.json") for name in ("start", "end", "closed")
+    )
+    where = f"{source.address}/{folder}"
+    counts = ("world_size", "resumed_step", "total_steps")
+    check_numbers(f"{where}/start.json", start, ("command_s", "launched_s", "started_s"), counts)
+    check_numbers(f"{where}/end.json", end, ("time_s",), ("step",))
+    check_numbers(f"{where}/closed.json", closed, ("time_s",), ())
+    failures = end.get("failures") or []
+    if not isinstance(failures, list) or not all(isinstance(each, dict) for each in failures):
+        raise DamagedRun(f"{where}/end.json: failures are not a list of failures")
+    return PastAttempt(number, start, end, closed)
 
 
 def read_json(source: Source, name: str) -> dict[str, Any]:
     """A small document; empty when it is not there, or not whole yet."""
     try:
-        document = json.loads(source.read(name))
+        document = parse_json(source.read(name, most=SMALL_BYTES))
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.core.bounded import parse_json
+from drivetrain.record.numbers import LAST_STEP, LATEST_S, is_within
 from drivetrain.record.reading.source import Source
 
 if TYPE_CHECKING:
@@ -49,10 +50,20 @@ def parse_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """Whole lines to events; a damaged one is passed over."""
     for line in lines:
         try:
-            event = _event(json.loads(line))
-        except (ValueError, KeyError, TypeError):
+            event = _event(parse_json(line))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
-        yield event
+        if _is_sane(event):
+            yield event
+
+
+def _is_sane(event: Event) -> bool:
+    """Times and steps that a run can have: what is computed from them must be a number."""
+    return (
+        is_within(event.time_s, LATEST_S)
+        and is_within(event.duration_s, LATEST_S)
+        and is_within(event.step, LAST_STEP)
+    )
 
 
 def _event(line: dict[str, Any]) -> Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.bounded import SMALL_BYTES, one_line, parse_yaml
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.record.numbers import rank_of
 from drivetrain.record.reading.attempts import PastAttempt, read_attempts, read_json
 from drivetrain.record.reading.events import (
     Event,
@@ -22,7 +25,10 @@ from drivetrain.record.reading.events import (
 )
 from drivetrain.record.reading.source import Source, source_at
 from drivetrain.record.reading.steps import StepFollower, StepMatrix, Table, put_row
-from drivetrain.record.step_file import FIELDS, HEADER_BYTES, fields_of, parse_steps
+from drivetrain.record.step_file import FIELDS, HEADER_BYTES, checked, fields_of, parse_steps
+
+_MOST_CELLS = 32 << 20
+_RECORD_BYTES = 40
 
 
 @dataclass(frozen=True)
@@ -48,17 +54,26 @@ class RunReading:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config, as in run.yaml; empty when there is none."""
-        return dict(self._run_yaml.get("config") or {})
+        return self._section("config")
 
     @cached_property
     def sources(self) -> dict[str, Any]:
         """Where each value of the config came from."""
-        return dict(self._run_yaml.get("sources") or {})
+        return self._section("sources")
 
     @cached_property
     def _run_yaml(self) -> dict[str, Any]:
-        document = yaml.safe_load(self.source.read("run.yaml") or b"{}")
+        try:
+            document = parse_yaml(self.source.read("run.yaml", most=SMALL_BYTES) or b"{}")
+        except (ValueError, yaml.YAMLError) as error:
+            raise DamagedRun(f"{self.address}/run.yaml: not YAML ({one_line(error)})") from None
         return document if isinstance(document, dict) else {}
+
+    def _section(self, name: str) -> dict[str, Any]:
+        found = self._run_yaml.get(name) or {}
+        if not isinstance(found, dict):
+            raise DamagedRun(f"{self.address}/run.yaml: {name} is not a section with keys")
+        return found
 
     def document(self, name: str) -> dict[str, Any]:
         """A JSON file of the run, plan.json for one; empty when there is none."""
@@ -68,13 +83,23 @@ class RunReading:
     def ranks(self) -> tuple[int, ...]:
         """Those that have written anything, in order."""
         stems = {name.partition(".")[0] for name in self.source.names("events")}
-        return tuple(sorted(int(stem) for stem in stems if stem.isdigit()))
+        return tuple(sorted(rank for stem in stems if (rank := rank_of(stem)) is not None))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def steps(self, rank: int) -> Table:
         """A rank's records, as `step_file` has them, in the order in which they were written."""
-        return parse_steps(self.source.read(_steps(rank)))
+        name = _steps(rank)
+        with self._steps_of(name):
+            return checked(parse_steps(self.source.read(name)))
+
+    @contextmanager
+    def _steps_of(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, TypeError) as error:
+            reason = one_line(error)
+            raise DamagedRun(f"{self.address}/{name}: not step records ({reason})") from None
 
     def last_steps(self, rank: int, num_records: int) -> Table:
         """The last so many, without reading what came before them."""
@@ -82,11 +107,13 @@ class RunReading:
         first = self.source.read(name, 0, HEADER_BYTES)
         if len(first) < HEADER_BYTES:
             return np.empty(0, np.dtype(list(FIELDS)))
-        dtype = fields_of(first)
+        with self._steps_of(name):
+            dtype = fields_of(first)
         num_written = (self.source.size(name) - HEADER_BYTES) // dtype.itemsize
         skipped = max(0, num_written - num_records)
         data = self.source.read(name, HEADER_BYTES + skipped * dtype.itemsize)
-        return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
+        with self._steps_of(name):
+            return checked(np.frombuffer(data, dtype, len(data) // dtype.itemsize))
 
     def tables(self, ranks: Sequence[int] | None = None) -> Iterator[tuple[int, Table]]:
         """Rank by rank, one in memory at a time."""
@@ -103,6 +130,7 @@ class RunReading:
         """
         chosen = tuple(self.ranks if ranks is None else ranks)
         last_step = self.last_step()
+        self._check_room(len(names) * len(chosen) * last_step, chosen)
         values = {name: np.full((len(chosen), last_step), np.nan, np.float32) for name in names}
         for row, (_, table) in enumerate(self.tables(chosen)):
             for name in values:
@@ -113,6 +141,15 @@ class RunReading:
     def matrix(self, name: str, ranks: Sequence[int] | None = None) -> StepMatrix:
         """One quantity over ranks × steps."""
         return self.matrices([name], ranks)[name]
+
+    def _check_room(self, num_cells: int, ranks: Sequence[int]) -> None:
+        """A step of a high number needs room for all before it; a few records do not have it."""
+        num_records = sum(self.source.size(_steps(rank)) for rank in ranks) // _RECORD_BYTES
+        if num_cells > max(_MOST_CELLS, 256 * num_records):
+            raise DamagedRun(
+                f"{self.address}/events: steps up to {self.last_step():,} in {num_records:,}"
+                " records; they are not what Drivetrain wrote"
+            )
 
     def last_step(self) -> int:
         """The highest step that the first rank has a record of."""

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
+from drivetrain.core.bounded import LARGE_BYTES, read_bytes
+from drivetrain.core.errors import DamagedRun
+
 
 class Source(Protocol):
     """Names are relative, with slashes; what is not there is empty."""
@@ -16,8 +19,10 @@ class Source(Protocol):
         """What lies directly in a folder, in order."""
         ...
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """A file, or a part of it; past its end there is nothing."""
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
+    ) -> bytes:
+        """A file, or a part of it; past its end there is nothing. DamagedRun beyond `most`."""
         ...
 
     def size(self, name: str) -> int:
@@ -47,14 +52,13 @@ class LocalSource:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
+    ) -> bytes:
         """A file, or a part of it."""
         try:
-            # unbuffered and by plain text: thousands of small files are opened one after the other
-            with open(f"{self.path}/{name}", "rb", buffering=0) as file:
-                if start:
-                    file.seek(start)
-                return file.read(-1 if length is None else length) or b""
+            # by plain text: thousands of small files are opened one after the other
+            return read_bytes(f"{self.path}/{name}", start, length, most)
         except (FileNotFoundError, NotADirectoryError):
             return b""
 
@@ -85,10 +89,14 @@ class RemoteSource:
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
+    ) -> bytes:
         """A file, or a part of it."""
         if start and start >= self.size(name):
             return b""  # stores answer a range past the end with an error
+        if length is None and self.size(name) - start > most:
+            raise DamagedRun(f"{self.address}/{name}: too large; it is not what Drivetrain wrote")
         end = None if length is None else start + length
         try:
             data: bytes = self._files.cat_file(f"{self._root}/{name}", start=start, end=end)

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.core.bounded import one_line
+from drivetrain.core.errors import DamagedRun
 from drivetrain.record.reading.source import Source
 from drivetrain.record.step_file import (
     FIELDS,
     HEADER_BYTES,
     SECONDS,
+    checked,
     fields_of,
     records_in,
 )
@@ -95,7 +98,20 @@ class StepFollower:
             first = self._source.read(self._name, 0, HEADER_BYTES)
             if len(first) < HEADER_BYTES:
                 return np.empty(0, np.dtype(list(FIELDS)))
-            self._dtype = fields_of(first)
+            self._dtype = self._fields(first)
         table = records_in(self._source.read(self._name, self._position), self._dtype)
         self._position += table.nbytes
-        return table
+        try:
+            return checked(table)
+        except ValueError as error:
+            raise self._damaged(error) from None
+
+    def _fields(self, first: bytes) -> np.dtype[Any]:
+        try:
+            return fields_of(first)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> DamagedRun:
+        where = f"{self._source.address}/{self._name}"
+        return DamagedRun(f"{where}: not step records ({one_line(error)})")

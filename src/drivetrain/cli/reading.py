@@ -1,0 +1,29 @@
+"""Reading a run that may be damaged: whatever cannot be read ends in a sentence."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from drivetrain.core.bounded import one_line
+from drivetrain.core.errors import DamagedRun, DrivetrainError
+
+
+@contextmanager
+def reading(*addresses: str) -> Iterator[None]:
+    """What goes wrong inside is the run's fault, and says where it was noticed.
+
+    Files of a run are checked as they are read; this is for what those checks do not know of.
+    """
+    try:
+        yield
+    except (DrivetrainError, BrokenPipeError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        said = f"{type(error).__name__} at {where}: {one_line(error)[:200]}"
+        runs = " and ".join(addresses)
+        raise DamagedRun(f"{runs}: what lies there cannot be read as a run ({said})") from error
