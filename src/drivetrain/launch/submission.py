@@ -41,6 +41,8 @@ class Submission:
     submitted_at: str
     is_stopped: bool = False
     """Whether it was asked to stop: its end is then no failure."""
+    copy_of: str = ""
+    """The directory this one was copied from, which is still there: the job is that one's."""
 
     def status(self) -> Status:
         """What the scheduler says; a run that was asked to stop has not failed."""
@@ -95,17 +97,17 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
         raise ValueError(f"grace_s is {job.grace_s:g}")
     if not isinstance(values["is_stopped"], bool):
         raise ValueError("is_stopped is neither true nor false")
-    if not getattr(target, "run_is_elsewhere", False):
-        job = _where_it_is(job, folder)
-    return Submission(target, job, job_id, str(submitted_at), values["is_stopped"])
+    found = Submission(target, job, job_id, str(submitted_at), values["is_stopped"])
+    return found if getattr(target, "run_is_elsewhere", False) else _where_it_is(found, folder)
 
 
-def _where_it_is(job: Job, folder: Path) -> Job:
+def _where_it_is(found: Submission, folder: Path) -> Submission:
     """A directory that was moved or copied is the run: the old path is nothing, or another's."""
-    before = Path(job.run_dir)
+    before = Path(found.job.run_dir)
     if before.exists() and before.samefile(folder):
-        return job  # by another name
-    return dataclasses.replace(job, run_dir=str(folder.absolute()))
+        return found  # by another name
+    job = dataclasses.replace(found.job, run_dir=str(folder.absolute()))
+    return dataclasses.replace(found, job=job, copy_of=str(before) if before.exists() else "")
 
 
 def _secrets(run_dir: Path, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -155,6 +157,10 @@ def _still_there(run_dir: str | Path) -> list[Problem]:
 def stop(run_dir: str | Path, *, trust: bool = False) -> Submission:
     """Ask the run to save and end, and remember that it was asked, unless that was refused."""
     before = _own(run_dir, trust=trust)
+    if before.copy_of:
+        rule = f"is a copy of {before.copy_of}, whose job {before.id} is"
+        remedy = f"drivetrain stop {before.copy_of}"
+        raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
     asked = dataclasses.replace(before, is_stopped=True)
     _save(asked)
     try:
@@ -172,15 +178,10 @@ def resume(run_dir: str | Path, *, trust: bool = False) -> Submission:
 
 
 def _own(run_dir: str | Path, *, trust: bool) -> Submission:
-    """A submission to act on: this user's, and of this very directory."""
-    submission, folder = load(run_dir), Path(run_dir)
+    """A submission to act on: this user's. Whatever it names, the directory is this one."""
+    submission = load(run_dir)
     if not trust:
-        check_own(folder / FILE)
-    there = Path(submission.job.run_dir)
-    if not (there.exists() and there.samefile(folder)):
-        rule = f"its job.json is of another directory, {there}: it was moved or copied"
-        remedy = "start the command again with this --run-dir"
-        raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
+        check_own(Path(run_dir) / FILE)
     return submission
 
 
