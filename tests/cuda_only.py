@@ -88,6 +88,7 @@ RUN_EVERYWHERE = {
     "launch/targets/kubernetes/rules.py": "an example in an error",
     "launch/targets/slurm/options.py": "an example in a help text",
     "parallel/recompute.py": "names of operators, the CPU's beside CUDA's",
+    "supervise/ending/failure.py": "words in other libraries' errors",
     "supervise/ending/flight_recorders.py": "both of torch's recorders by the same lines; NCCL's "
     "entries follow torch's source and have not been seen",
     "supervise/processes/environment.py": "a variable that is set on every machine",

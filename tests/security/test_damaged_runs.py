@@ -26,7 +26,7 @@ def test_the_run_is_good_before_anything_is_done_to_it(tmp_path: Path) -> None:
     assert found == good
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_every_verb_ends_in_a_sentence(tmp_path: Path, name: str) -> None:
     run = small_run(tmp_path / "run")
@@ -37,7 +37,7 @@ def test_every_verb_ends_in_a_sentence(tmp_path: Path, name: str) -> None:
         assert "Traceback" not in said
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NO_FILES)
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
     run = small_run(tmp_path / "run")

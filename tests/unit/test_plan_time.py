@@ -40,7 +40,7 @@ def test_a_rehearsal_is_held_against_the_prediction_of_its_stage() -> None:
         RankReport(2, "last stage", memory=Memory(peak=500)),
     ]
     along = ("all_gather", "dp_shard")
-    prediction = Prediction((990.0, 500.0), ({along: 4096.0}, {along: 100.0}))
+    prediction = Prediction((990.0, 500.0), ({along: 4096.0}, {along: 2048.0}))
     found = {(one.rank, one.what): one for one in compare(prediction, reports, layout)}
     assert found[0, PEAK].error == pytest.approx(-0.01)
     assert found[0, "all_gather dp_shard"].error == 0

@@ -67,13 +67,14 @@ def train(context: typer.Context) -> None:
     \b
       drivetrain train train.py --nproc-per-node 4 global_batch_size=64 max_steps=500
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
+    from drivetrain.cli.say import hand_on
     from drivetrain.cli.train import help_of_target, run
     from drivetrain.launch.command import HelpAsked
 
     try:
         code = run(context.args)
     except HelpAsked:
-        typer.echo(help_of_target(context.args) or context.get_help())
+        hand_on(f"{help_of_target(context.args) or context.get_help()}\n")
         code = 0
     raise typer.Exit(code)
 
