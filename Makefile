@@ -66,9 +66,9 @@ ray:                              ## everything on real Ray clusters: crashed ho
 targets:                          ## the same examples on every target, next to one process, into docs/targets.md (needs root)
 	$(BIN)/python -m tests.targets.table docs/targets.md benchmarks/results/targets
 
-drills:                           ## the first 20 drills of the campaign, as CI runs them
+drills:                           ## the first 14 drills of the campaign, as CI runs them
 	rm -rf build/drills
-	$(BIN)/drivetrain drill --campaign 20 --output build/drills
+	$(BIN)/drivetrain drill --campaign 14 --output build/drills
 
 drills-on-device: accelerator     ## the same 20 on the test device; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults-on-device

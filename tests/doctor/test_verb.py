@@ -60,6 +60,7 @@ def test_wrong_words_are_refused(words: list[str], said: str) -> None:
 
 @on_hosts
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(bool(ssh_available()), reason=ssh_available() or "")
 def test_hosts_of_a_file_over_ssh(tmp_path: Path) -> None:
     names = tmp_path / "hosts.txt"

@@ -79,7 +79,7 @@ def test_the_gpt_under_every_config(tmp_path: Path, config: Path) -> None:
     "words",
     [
         pytest.param(("resnet", "parallel.strategy=fsdp"), marks=pytest.mark.long),
-        ("vit", "parallel.tp=2"),
+        pytest.param(("vit", "parallel.tp=2"), marks=pytest.mark.long),
     ],
     ids=lambda words: words[0],
 )

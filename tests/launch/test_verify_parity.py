@@ -40,6 +40,7 @@ def test_a_script_is_certified(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_bug_is_named_in_the_output(tmp_path: Path) -> None:
     words = (SCRIPT, "--layouts", "ddp:2", "--steps", "6", "--json")
     hooks = "tests.parity.mutants:OneParameterNotReduced"

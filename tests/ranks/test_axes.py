@@ -45,6 +45,7 @@ def test_every_axis_trains_what_one_process_trains(world_size: int, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_checkpoint_is_handed_from_layout_to_layout(tmp_path: Path) -> None:
     names = ["tp", "pp 1f1b", "fsdp", "cp", "pp interleaved", "ddp"]
     chain = [(name, matrix.LAYOUTS[name][1]) for name in names]

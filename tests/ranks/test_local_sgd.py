@@ -89,7 +89,8 @@ def watched(output_dir: str, outer: str) -> tuple[list[str], list[float], list[f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outer", [pytest.param("average", marks=pytest.mark.long), "diloco"])
+@pytest.mark.parametrize("outer", ["average", "diloco"])
+@pytest.mark.long
 def test_ranks_part_and_agree(outer: str, tmp_path: Path) -> None:
     one, other = run_ranks(watched, 2, 120, args=(str(tmp_path), outer))
     same = [step for step in range(40) if one[0][step] == other[0][step]]

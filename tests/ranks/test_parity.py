@@ -45,7 +45,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize(
     ("world_size", "layouts"),
     [
-        (2, {"ddp": DDP, "fsdp": FSDP}),
+        pytest.param(2, {"ddp": DDP, "fsdp": FSDP}, marks=pytest.mark.long),
         pytest.param(3, {"ddp": DDP}, marks=pytest.mark.long),
         (4, {"ddp": DDP, "fsdp": FSDP, "hsdp": HSDP}),
     ],

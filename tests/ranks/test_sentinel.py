@@ -113,6 +113,7 @@ def train_hsdp(output_dir: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_shard_is_held_against_its_counterpart(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailure, match="ranks 1, 3 differ"):
         # ranks 0 and 2 have nothing to complain of, and only see the others leave

@@ -44,7 +44,7 @@ LONG = pytest.mark.long  # variations: CI keeps to one of each kind
         pytest.param("batch", "error", "batch", 64, FSDP, marks=LONG),
         pytest.param("ids", "error", "index 64 is out of range for an embedding with 64 rows", 64,
                      FSDP, marks=LONG),
-        ("unequal", "unequal collectives", "all_reduce of 28 B", 64, FSDP),
+        pytest.param("unequal", "unequal collectives", "all_reduce of 28 B", 64, FSDP, marks=LONG),
     ],
 )  # fmt: skip
 def test_it_is_found_at_its_line(

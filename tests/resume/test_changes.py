@@ -9,12 +9,16 @@ import pytest
 from tests.resume.changes import CHANGES, Change, observe
 
 
+def _marks(change: Change) -> tuple[pytest.MarkDecorator, ...]:
+    if change.num_ranks == 1:
+        return ()
+    in_ci = "fsdp" in change.what
+    return (pytest.mark.slow,) if in_ci else (pytest.mark.slow, pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     "change",
-    [
-        pytest.param(c, id=c.what, marks=pytest.mark.slow if c.num_ranks > 1 else ())
-        for c in CHANGES
-    ],
+    [pytest.param(c, id=c.what, marks=_marks(c)) for c in CHANGES],
 )
 def test_a_change_between_attempts(change: Change, tmp_path: Path) -> None:
     seen = observe(change, tmp_path)

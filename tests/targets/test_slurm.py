@@ -161,6 +161,7 @@ def test_inside_an_allocation_srun_starts_one_run(desk: Desk, undisturbed: Path)
     assert_same_weights(desk.run, undisturbed)
 
 
+@pytest.mark.long
 def test_a_failed_script_fails_the_job_and_its_traceback_is_in_the_logs(desk: Desk) -> None:
     script = desk.folder / "fails.py"
     script.write_text("raise ValueError('had enough')\n")

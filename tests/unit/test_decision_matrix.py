@@ -93,6 +93,7 @@ def low_rank(subject: Subject) -> Subject:
     return replace(subject, name=f"{subject.name} with LoRA", model=model)
 
 
+@pytest.mark.long
 def test_low_rank_tuning_is_sharded_for_its_frozen_weights() -> None:
     """The matrix: FSDP with LoRA. 25 GiB of frozen weights do not fit on one device of 24 GB."""
     plan = plan_for(low_rank(from_architecture("llama-2-7b", 2048)), "a10:8", 32)

@@ -23,7 +23,7 @@ QUICK = (
     "nan_in_module",
     "nan_input",
 )
-QUICKEST = ("sleep_before_collective", "crash", "nan_input")
+QUICKEST = ("sleep_before_collective", "crash")
 LATEST_S = 10.0
 
 
