@@ -59,7 +59,9 @@ else:
 """
 
 
-@pytest.mark.parametrize("keeps_loop", [False, True])
+@pytest.mark.parametrize(
+    "keeps_loop", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_a_compilation_in_the_middle_of_a_run_is_no_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_loop: bool
 ) -> None:

@@ -34,7 +34,8 @@ def last_loss(output: str, steps: int = 20) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits.py", pytest.param("gpt.py", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["digits.py", "gpt.py"])
 def test_the_quick_start_shows_the_same_loss_on_1_2_and_4_processes(
     tmp_path: Path, name: str
 ) -> None:

@@ -66,7 +66,12 @@ def _run(tmp_path: Path, launcher: tuple[str, ...], how: str) -> tuple[int, floa
 
 
 @pytest.mark.parametrize(
-    ("launcher", "how"), [(_DRIVETRAIN, "error"), (_DRIVETRAIN, "exit"), (_TORCHRUN, "error")]
+    ("launcher", "how"),
+    [
+        (_DRIVETRAIN, "error"),
+        pytest.param(_DRIVETRAIN, "exit", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(_TORCHRUN, "error", marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
 )
 def test_a_failing_rank_leaves_without_a_word(
     tmp_path: Path, launcher: tuple[str, ...], how: str
@@ -77,7 +82,9 @@ def test_a_failing_rank_leaves_without_a_word(
     assert took_s < 30  # torch's imports included
 
 
-@pytest.mark.parametrize("launcher", [_DRIVETRAIN, _TORCHRUN])
+@pytest.mark.parametrize(
+    "launcher", [_DRIVETRAIN, pytest.param(_TORCHRUN, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_a_rank_that_ends_well_takes_leave(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     assert _run(tmp_path, launcher, "clean")[0] == 0
     assert len(list(tmp_path.glob("destroyed-*"))) == 2

@@ -72,7 +72,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights_fingerprint(run.directory)
 
 
-@pytest.mark.parametrize("start", ["--warm-start", "--spares=2"])  # the second: with a head start
+@pytest.mark.parametrize(  # the second: with a head start
+    "start",
+    [pytest.param("--warm-start", marks=[pytest.mark.slow, pytest.mark.long]), "--spares=2"],
+)
 def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: str, start: str
 ) -> None:
@@ -103,6 +106,8 @@ def test_preempted_it_saves_says_resume_me_and_goes_on_with_the_same_command(
     assert weights_fingerprint(run.directory) == undisturbed
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_launchers_on_one_run_the_first_can_commit_nothing_more(
     tmp_path: Path,
 ) -> None:

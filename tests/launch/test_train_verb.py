@@ -146,6 +146,8 @@ def test_the_front_door_starts_its_own_ranks(tmp_path: Path) -> None:
     assert list(tmp_path.glob("runs/*/tensorboard/events*"))
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_front_door_uses_ranks_that_are_there(tmp_path: Path) -> None:
     words = ["-m", "drivetrain", "train", "--nproc-per-node", "2", "train.py"]
     result = run_front_door(tmp_path, *words)
@@ -162,6 +164,8 @@ def test_a_failing_rank_of_the_front_door_says_why(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_never_joins_does_not_hold_the_front_door(tmp_path: Path) -> None:
     early = "import os\nif os.environ.get('RANK') == '1':\n    raise OSError('no such disk')\n"
     (tmp_path / "train.py").write_text(early + FRONT_DOOR)

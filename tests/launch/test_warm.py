@@ -41,8 +41,8 @@ warm.close()
 @pytest.mark.parametrize(
     ("is_initialized", "spoils_children", "state"),
     [
-        (False, False, "ready"),
-        (True, False, "unfit"),
+        pytest.param(False, False, "ready", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(True, False, "unfit", marks=[pytest.mark.slow, pytest.mark.long]),
         # torch.cuda.is_available() wakes the driver and leaves is_initialized() False
         (False, True, "unfit"),
     ],

@@ -99,7 +99,11 @@ def assert_same(losses: dict[int, float], reference: dict[int, float]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "names"),
-    [(2, list(ZERO)), pytest.param(3, ["1", "2", "3"], marks=pytest.mark.long)],
+    [
+        (2, ["1", "3"]),
+        pytest.param(2, list(ZERO), marks=pytest.mark.long),
+        pytest.param(3, ["1", "2", "3"], marks=pytest.mark.long),
+    ],
 )
 def test_every_stage_trains_what_one_process_trains(
     world_size: int, names: list[str], reference: dict[int, float], tmp_path: Path
@@ -149,7 +153,7 @@ FSDP = {"strategy": "fsdp"}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"1-ddp": [ZERO["1"], DDP], "2-fsdp": [ZERO["2"], FSDP], "3-ddp": [ZERO["3"], DDP]},
+        {"2-fsdp": [ZERO["2"], FSDP]},
         pytest.param(
             {"ddp-1": [DDP, ZERO["1"]], "fsdp-2": [FSDP, ZERO["2"]], "ddp-3": [DDP, ZERO["3"]]},
             marks=pytest.mark.long,

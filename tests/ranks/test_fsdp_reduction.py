@@ -36,8 +36,9 @@ def train(folder: str, layouts: dict[str, dict[str, Any]]) -> dict[str, list[flo
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_losses_are_those_of_one_process(ranks: int, tmp_path: Path) -> None:
     layouts = {"once": parallel(False), "each": parallel(True), "each again": parallel(True)}
     if ranks == 4:
