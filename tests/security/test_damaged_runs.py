@@ -38,7 +38,15 @@ def test_every_verb_ends_in_a_sentence(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", NO_FILES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name.startswith(("pipe", "endless"))
+        else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long])
+        for name in NO_FILES
+    ],
+)
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
     run = small_run(tmp_path / "run")
     NO_FILES[name](run)
