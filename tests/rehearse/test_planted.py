@@ -57,6 +57,7 @@ def test_it_is_found_at_its_line(
     assert (finding.line.number, Path(finding.line.file)) == (line_of(plant), SCRIPT)
 
 
+@LONG
 def test_memory_that_only_the_last_stage_lacks() -> None:
     words = (*FSDP, "parallel.pp=2", "parallel.pipeline.schedule=gpipe")
     roomy = rehearsed("memory", 8, *words)
