@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from drivetrain.checkpoint.contract import Contract, ContractChanged
 from drivetrain.config.schema import Data
 from drivetrain.core.errors import ConfigError, WorkerFailure
-from drivetrain.data.batches import BatchPlan, Place
+from drivetrain.data.batches import BatchPlan, DataPosition
 from drivetrain.data.feed import MapFeed
 from drivetrain.data.fingerprint import content
 from drivetrain.data.own_ids import OwnIds
@@ -36,11 +36,11 @@ def test_another_batch_size_goes_on_at_the_next_sample(
     length: int, before: int, after: int, steps: int
 ) -> None:
     old = BatchPlan(before, 1, 1, length)
-    new = BatchPlan(after, 1, 1, length).going_on_from(old.place(steps))
-    last = new.end_of(max(new.start.epoch, old.place(steps).epoch) + 1)
+    new = BatchPlan(after, 1, 1, length).going_on_from(old.position(steps))
+    last = new.end_of(max(new.start.epoch, old.position(steps).epoch) + 1)
     used = Counter([*_ids(old, range(steps)), *_ids(new, range(steps, last))])
     assert set(used) == set(range(length))
-    assert set(used.values()) == {new.place(last).epoch}, "each sample once in every epoch"
+    assert set(used.values()) == {new.position(last).epoch}, "each sample once in every epoch"
 
 
 def _ids(plan: BatchPlan, steps: range) -> list[int]:
@@ -51,12 +51,12 @@ def _ids(plan: BatchPlan, steps: range) -> list[int]:
 
 def test_the_same_batch_size_changes_nothing() -> None:
     plan = BatchPlan(8, 4, 2, 21)
-    assert all(plan.going_on_from(plan.place(step)) is plan for step in range(12))
+    assert all(plan.going_on_from(plan.position(step)) is plan for step in range(12))
 
 
 def test_data_that_has_shrunk_begins_the_next_epoch() -> None:
-    plan = BatchPlan(4, 4, 1, 10).going_on_from(Place(step=5, epoch=0, samples=20))
-    assert plan.place(5) == Place(5, 1, 0)
+    plan = BatchPlan(4, 4, 1, 10).going_on_from(DataPosition(step=5, epoch=0, samples=20))
+    assert plan.position(5) == DataPosition(5, 1, 0)
 
 
 @pytest.mark.parametrize("after", [2, 3, 8])
@@ -90,7 +90,7 @@ def test_a_feed_says_where_it_stands_in_samples() -> None:
     assert feed.state_dict() == {"step": 4, "epoch": 1, "samples": 8}
     smaller = MapFeed(source, BatchPlan(4, 4, 1, 24), 0, 42)
     smaller.load_state_dict(feed.state_dict())
-    assert smaller.plan.place(4) == Place(4, 1, 8)
+    assert smaller.plan.position(4) == DataPosition(4, 1, 8)
 
 
 def test_every_key_that_differs_is_named_at_once() -> None:

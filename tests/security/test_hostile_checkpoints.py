@@ -182,6 +182,7 @@ def _remade(place: LocalPlace, change: Callable[[dict[str, Any]], Any]) -> None:
         lambda m: m.update(values=[]),
         lambda m: m.update(contents="nothing"),
         lambda m: m.update(strategy=5),
+        lambda m: m.update(contract=[1]),
         lambda m: m.update(extra=1),
         lambda m: m.pop("step"),
     ],

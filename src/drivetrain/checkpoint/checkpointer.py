@@ -134,7 +134,7 @@ class Checkpointer:
             contents=contents,
             values=_json(values),
             contract=self._contract.terms,
-            versions=_versions(),
+            versions=versions(),
             created_s=time.time(),
         )
         if writes_alone and not self._world.is_main:
@@ -416,7 +416,8 @@ def _full(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Te
     return kept
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What trains here."""
     return {
         "drivetrain": __version__,
         "torch": str(torch.__version__),

@@ -77,8 +77,11 @@ class Contract:
         if unknown:
             raise ConfigError([_no_such(key, self.terms) for key in unknown])
 
-    def changes_since(self, before: Terms) -> list[Change]:
-        """Every term both sides know and do not agree on."""
+    def compare(self, folder: str, before: Terms) -> list[Change]:
+        """Every term both sides know and do not agree on.
+
+        ContractChanged, unless all are accepted or need not be.
+        """
         different = {
             key: (before[key], now)
             for key, now in self.terms.items()
@@ -86,14 +89,10 @@ class Contract:
         }
         if "data.length" in different:  # then other samples were looked at
             different.pop("data.content", None)
-        return [
+        changes = [
             Change(key, *values, _outcome(key, values, self.accepted))
             for key, values in different.items()
         ]
-
-    def compare(self, folder: str, before: Terms) -> list[Change]:
-        """The same; ContractChanged, unless all are accepted or need not be."""
-        changes = self.changes_since(before)
         if any(change.outcome == "refused" for change in changes):
             raise ContractChanged(folder, changes)
         return changes

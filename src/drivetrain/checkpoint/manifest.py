@@ -107,6 +107,7 @@ def _checked(manifest: Manifest) -> Manifest:
             "position": _is_mapping(manifest.position),
             "contents": manifest.contents in ("everything", "weights"),
             "values": _is_mapping(manifest.values),
+            "contract": _is_mapping(manifest.contract),
             "versions": _is_mapping(manifest.versions),
             "created_s": _is_moment(manifest.created_s),
             "files": all(map(_is_file, manifest.files)),

@@ -39,7 +39,7 @@ class MicroBatch(NamedTuple):
         return self.stop - self.start
 
 
-class Place(NamedTuple):
+class DataPosition(NamedTuple):
     """Where a run stands in its data: after this many steps, so many samples into an epoch."""
 
     step: int = 0
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     samples: int = 0
 
 
-_BEGINNING = Place()
+_BEGINNING = DataPosition()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BatchPlan:
     num_ranks: int
     length: int | None
     """Number of samples; None for a stream."""
-    start: Place = _BEGINNING
+    start: DataPosition = _BEGINNING
     """Where these sizes begin to hold: earlier steps of the run may have had larger batches."""
 
     @cached_property
@@ -77,29 +77,36 @@ class BatchPlan:
         """None for a stream, which ends when it ends."""
         return None if self.length is None else -(-self.length // self.global_batch_size)
 
-    def place(self, step: int) -> Place:
+    def position(self, step: int) -> DataPosition:
         """Where the run stands before `step`."""
-        length, per_epoch = self._known()
-        into = step - self.start.step
-        rest = -(-(length - self.start.samples) // self.global_batch_size)
+        _, per_epoch = self._known()
+        into, rest = step - self.start.step, self._steps_left_at_start
         if into < rest:
             samples = self.start.samples + into * self.global_batch_size
-            return Place(step, self.start.epoch, samples)
+            return DataPosition(step, self.start.epoch, samples)
         epochs, into_epoch = divmod(into - rest, per_epoch)
-        return Place(step, self.start.epoch + 1 + epochs, into_epoch * self.global_batch_size)
+        return DataPosition(
+            step, self.start.epoch + 1 + epochs, into_epoch * self.global_batch_size
+        )
 
     def end_of(self, epoch: int) -> int:
         """The number of steps after which an epoch is over."""
-        length, per_epoch = self._known()
-        rest = -(-(length - self.start.samples) // self.global_batch_size)
-        return self.start.step + rest + (epoch - self.start.epoch) * per_epoch
+        _, per_epoch = self._known()
+        return self.start.step + self._steps_left_at_start + (epoch - self.start.epoch) * per_epoch
 
-    def going_on_from(self, place: Place) -> BatchPlan:
-        """The same plan from a place that batches of another size, or other data, have led to."""
+    def going_on_from(self, position: DataPosition) -> BatchPlan:
+        """The same plan, from where batches of another size, or other data, have led to."""
         length, _ = self._known()
-        if place.samples >= length:
-            place = Place(place.step, place.epoch + 1, 0)
-        return self if self.place(place.step) == place else replace(self, start=place)
+        if position.samples >= length:
+            position = DataPosition(position.step, position.epoch + 1, 0)
+        is_own = self.position(position.step) == position
+        return self if is_own else replace(self, start=position)
+
+    @cached_property
+    def _steps_left_at_start(self) -> int:
+        """Of the epoch in which these sizes begin to hold."""
+        length, _ = self._known()
+        return -(-(length - self.start.samples) // self.global_batch_size)
 
     def _known(self) -> tuple[int, int]:
         if self.length is None or self.steps_per_epoch is None:
@@ -118,7 +125,7 @@ class BatchPlan:
     def micro_batches(self, step: int, rank: int) -> list[MicroBatch]:
         """What `rank` does in `step`: always `accumulation` entries, so that ranks keep step."""
         length, _ = self._known()
-        _, epoch, first = self.place(step)
+        _, epoch, first = self.position(step)
         batch_samples = min(self.global_batch_size, length - first)
         return self.cut(MicroBatch(step, -1, first, first, batch_samples, epoch), rank)
 

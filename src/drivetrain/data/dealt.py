@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Sampler
 
 from drivetrain.data.batches import BatchPlan, MicroBatch
-from drivetrain.data.feed import KeyedDataset, Turn, place_in
+from drivetrain.data.feed import KeyedDataset, Turn, position_in
 from drivetrain.data.sources import Source
 
 
@@ -32,12 +32,12 @@ class DealtFeed:
 
     def state_dict(self) -> dict[str, Any]:
         """Which samples make up a step is computed from its place; ids need not be kept."""
-        return self.plan.place(self.steps_done)._asdict()
+        return self.plan.position(self.steps_done)._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin there."""
         self.steps_done = state["step"]
-        self.plan = self.plan.going_on_from(place_in(state, self.plan))
+        self.plan = self.plan.going_on_from(position_in(state, self.plan))
 
     def steps(
         self,

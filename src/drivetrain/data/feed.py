@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from drivetrain.data.batches import BatchPlan, MicroBatch, Place
+from drivetrain.data.batches import BatchPlan, DataPosition, MicroBatch
 from drivetrain.data.keys import DATA, fold, turn_seed
 from drivetrain.data.own_ids import OwnIds
 from drivetrain.data.seeding import seed_data
@@ -58,12 +58,12 @@ class MapFeed:
 
     def state_dict(self) -> dict[str, Any]:
         """Which samples make up a step is computed from its place; ids need not be kept."""
-        return self.plan.place(self._step)._asdict()
+        return self.plan.position(self._step)._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin there."""
         self._step = state["step"]
-        self.plan = self.plan.going_on_from(place_in(state, self.plan))
+        self.plan = self.plan.going_on_from(position_in(state, self.plan))
 
     def sample_ids(self, step: int) -> list[int]:
         """By the plan; turns without samples have none."""
@@ -91,9 +91,9 @@ class MapFeed:
             yield itertools.islice(turns, self.plan.accumulation)
 
 
-def place_in(state: dict[str, Any], plan: BatchPlan) -> Place:
+def position_in(state: dict[str, Any], plan: BatchPlan) -> DataPosition:
     """Where a saved feed stood; the oldest checkpoints only say after which step."""
-    return Place(**{**plan.place(state["step"])._asdict(), **state})
+    return DataPosition(**{**plan.position(state["step"])._asdict(), **state})
 
 
 class PlannedOrder(Sampler[list[int]]):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from typing import Any
 
 import torch
 from torch import nn
 
-from drivetrain._version import __version__
+from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.checkpoint.contract import Contract, Terms
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
@@ -34,9 +33,7 @@ def contract_of(config: RunConfig, source: Source, made: Terms, world: World) ->
         "data.content": content(source),
         **made,
         "layout": str(world.layout),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "drivetrain": __version__,
+        **versions(),
     }
     accepted = frozenset(filter(None, os.environ.get(ACCEPT_CHANGE, "").split(",")))
     return Contract(json.loads(json.dumps(terms)), accepted)

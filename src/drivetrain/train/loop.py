@@ -92,7 +92,7 @@ class Loop:
         if self.evaluate_every is not None:
             return self.at.step % self.evaluate_every == 0
         plan = self.feed.plan
-        return plan.length is not None and plan.place(self.at.step).samples == 0
+        return plan.length is not None and plan.position(self.at.step).samples == 0
 
     def _one_step(self, turns: Iterator[Turn]) -> None:
         engine, timer, step = self.engine, self.timer, self.at.step

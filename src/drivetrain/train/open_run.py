@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from drivetrain._version import __version__
+from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
@@ -72,7 +69,5 @@ def _facts(assembly: Assembly) -> dict[str, Any]:
         "layout": str(assembly.world.layout),
         "device": str(assembly.world.device),
         "device_name": assembly.world.accelerator.name,
-        "drivetrain": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **versions(),
     }

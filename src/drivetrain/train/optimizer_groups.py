@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 Group = dict[str, Any]
+IMPLEMENTATION = ("foreach", "fused")
+"""How a group is gone through. A checkpoint has it too, from the device it was made on."""
 _KEPT_APART: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
@@ -33,14 +35,6 @@ def keep_kinds_apart(optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_pre_hook(apart.before)
         optimizer.register_step_post_hook(apart.after)
         _KEPT_APART.add(optimizer)
-
-
-def implementations(optimizer: torch.optim.Optimizer) -> list[Group]:
-    """How each group is gone through. A checkpoint has it too, from the device it was made on."""
-    return [
-        {key: group[key] for key in ("foreach", "fused") if key in group}
-        for group in optimizer.param_groups
-    ]
 
 
 class _Apart:

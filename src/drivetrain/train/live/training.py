@@ -22,7 +22,7 @@ from torch import nn
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.data.batches import Place
+from drivetrain.data.batches import DataPosition
 from drivetrain.data.dealt import DealtFeed
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Feed, Turn
@@ -168,4 +168,4 @@ class LiveLoop(Loop):
         if self.engine.scaler is not None:
             self.engine.scaler.load_state_dict(state["scaler"])
         self.meter.adopt(state["past"])
-        self.dealt.plan = replace(self.dealt.plan, start=Place(*state["start"]))
+        self.dealt.plan = replace(self.dealt.plan, start=DataPosition(*state["start"]))

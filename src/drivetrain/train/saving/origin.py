@@ -37,10 +37,9 @@ class Origin:
 
     def load(self, world: World) -> None:
         """Go on from the newest good checkpoint, if there is one."""
-        self._checkpointer.check_claims()
         self._refuse_anothers(world)
         try:
-            self.manifest = self._checkpointer.load_newest(self._state)
+            self.manifest = self._load_newest(self._checkpointer)
             if self.manifest is None and self._rule.resume_from is not None:
                 self._begin_with(self._rule.resume_from)
         except ContractChanged as error:
@@ -48,8 +47,6 @@ class Origin:
             raise
         if self.manifest is not None:
             self._note(world, self.manifest.folder, self._checkpointer.changes)
-            if any(change.key.startswith("optimiz") for change in self._checkpointer.changes):
-                self._run.take_own_settings()  # accepted: not those of the checkpoint
 
     def _begin_with(self, address: str) -> None:
         if address == self._rule.directory:  # its own: a job that is started again and again
@@ -67,7 +64,13 @@ class Origin:
                 return attempt
             if self._checkpointer.still_there(self.manifest.folder):
                 return attempt
-            self.manifest = self._checkpointer.load_newest(self._state)
+            self.manifest = self._load_newest(self._checkpointer)
+
+    def _load_newest(self, checkpointer: Checkpointer) -> Manifest | None:
+        manifest = checkpointer.load_newest(self._state)
+        if any(change.key.startswith("optimiz") for change in checkpointer.changes):
+            self._run.take_own_settings()  # accepted: not those of the checkpoint
+        return manifest
 
     def _note(self, world: World, folder: str, changes: Sequence[Change]) -> None:
         if world.is_main and changes:
@@ -78,6 +81,7 @@ class Origin:
         place = self._rule.directory
         if place is None or RUN_DIR in os.environ or self._rule.resume_from == place:
             return
+        self._checkpointer.check_claims()  # rank 0 alone is about to read them
         is_new = world.is_main and self._directory.next_attempt() == 1
         if world.agree("x" if is_new and self._checkpointer.good() else ""):
             remedy = (
@@ -91,7 +95,7 @@ class Origin:
         """Another run's newest checkpoint: its directory, or that of its checkpoints."""
         for root in (address, f"{address.rstrip('/')}/checkpoints"):
             elsewhere = self._checkpointer.elsewhere(place_at(root))
-            manifest = elsewhere.load_newest(self._state)
+            manifest = self._load_newest(elsewhere)
             if manifest is not None:
                 self._checkpointer.changes = elsewhere.changes
                 return manifest

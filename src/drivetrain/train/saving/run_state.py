@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from drivetrain.checkpoint.state import Stateful, TrainingState, Value
 from drivetrain.data.stream import StreamFeed
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
-from drivetrain.train.optimizer_groups import implementations
+from drivetrain.train.optimizer_groups import IMPLEMENTATION
 from drivetrain.train.saving.own_states import own_states
 
 
@@ -36,7 +36,6 @@ class RunState:
         self._history = history
         self._stateful = stateful
         self.at = Position()
-        self._implementations = implementations(assembly.engine.optimizer)
         self._settings = [
             {key: value for key, value in group.items() if key != "params"}
             for group in assembly.engine.optimizer.param_groups
@@ -63,11 +62,11 @@ class RunState:
             return GatheredState(*parts, keeper=spread.own_step)
         return TrainingState(*parts)
 
-    def take_own_settings(self) -> None:
+    def take_own_settings(self, keys: Collection[str] | None = None) -> None:
         """Let the optimizer's groups be as they were made, not as they were saved."""
         groups = self._assembly.engine.optimizer.param_groups
         for group, settings in zip(groups, self._settings, strict=True):
-            group.update(settings)
+            group.update({k: v for k, v in settings.items() if keys is None or k in keys})
 
     def position(self, step: int) -> dict[str, Any]:
         """What the manifest says of where the run stands."""
@@ -89,9 +88,7 @@ class RunState:
         self._history.resumed_step = self.at.step
         self._history.skipped_steps = run.get("skipped_steps", 0)
         # the checkpoint's groups have been put back before this
-        groups = self._assembly.engine.optimizer.param_groups
-        for group, implementation in zip(groups, self._implementations, strict=True):
-            group.update(implementation)
+        self.take_own_settings(IMPLEMENTATION)
         self._history.evaluations = [EvaluationResult(*entry) for entry in run["evaluations"]]
 
     def _samples(self, step: int) -> int | None:
@@ -99,5 +96,5 @@ class RunState:
         plan = self._assembly.feed.plan
         if plan.length is None:
             return None
-        place = plan.place(step)
-        return place.epoch * plan.length + place.samples
+        position = plan.position(step)
+        return position.epoch * plan.length + position.samples
