@@ -68,18 +68,18 @@ targets:                          ## the same examples on every target, next to 
 
 drills:                           ## the first 14 drills of the campaign, as CI runs them
 	rm -rf build/drills
-	$(BIN)/drivetrain drill --campaign 14 --output build/drills
+	$(BIN)/python -m tests.drills.campaign 14 --output build/drills
 
 drills-on-device: accelerator     ## the same 20 on the test device; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults-on-device
-	PYTHONPATH=build/accelerator $(BIN)/drivetrain drill --campaign 20 --output benchmarks/results/faults-on-device
+	PYTHONPATH=build/accelerator $(BIN)/python -m tests.drills.campaign 20 --output benchmarks/results/faults-on-device
 
 campaign:                         ## all 300; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults
-	$(BIN)/drivetrain drill --campaign 300 --output benchmarks/results/faults
+	$(BIN)/python -m tests.drills.campaign 300 --output benchmarks/results/faults
 
 ledger:                           ## 20 runs of every kind: does the ledger add up to the wall clock?
-	$(BIN)/python -m drivetrain.testing.faults.ledger_check benchmarks/results/ledger
+	$(BIN)/python -m tests.drills.ledger_check benchmarks/results/ledger
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
@@ -94,19 +94,19 @@ fuzz:                             ## 20,000 hostile run directories, checkpoints
 	$(BIN)/python -m tests.fuzz.campaign 20000
 
 bench:                            ## the measurements; results land in benchmarks/results/
-	$(BIN)/drivetrain bench overhead --output benchmarks/results/overhead
-	$(BIN)/drivetrain bench bitwise --output benchmarks/results/bitwise
-	$(BIN)/drivetrain bench sentinel --output benchmarks/results/sentinel
-	$(BIN)/drivetrain bench recording --output benchmarks/results/recording
-	$(BIN)/drivetrain bench axes --output benchmarks/results/axes
-	$(BIN)/drivetrain bench save --output benchmarks/results/save
-	$(BIN)/drivetrain bench recovery --output benchmarks/results/recovery
-	$(BIN)/drivetrain bench supervision --output benchmarks/results/supervision
-	$(BIN)/drivetrain bench start --output benchmarks/results/start
-	$(BIN)/drivetrain bench scale --output benchmarks/results/scale
-	$(BIN)/drivetrain bench reading --output benchmarks/results/reading
-	$(BIN)/drivetrain bench slow-link --output benchmarks/results/slow-link
-	$(BIN)/drivetrain bench ray --output benchmarks/results/ray
+	$(BIN)/python -m benchmarks overhead --output benchmarks/results/overhead
+	$(BIN)/python -m benchmarks bitwise --output benchmarks/results/bitwise
+	$(BIN)/python -m benchmarks sentinel --output benchmarks/results/sentinel
+	$(BIN)/python -m benchmarks recording --output benchmarks/results/recording
+	$(BIN)/python -m benchmarks axes --output benchmarks/results/axes
+	$(BIN)/python -m benchmarks save --output benchmarks/results/save
+	$(BIN)/python -m benchmarks recovery --output benchmarks/results/recovery
+	$(BIN)/python -m benchmarks supervision --output benchmarks/results/supervision
+	$(BIN)/python -m benchmarks start --output benchmarks/results/start
+	$(BIN)/python -m benchmarks scale --output benchmarks/results/scale
+	$(BIN)/python -m benchmarks reading --output benchmarks/results/reading
+	$(BIN)/python -m benchmarks slow-link --output benchmarks/results/slow-link
+	$(BIN)/python -m benchmarks ray --output benchmarks/results/ray
 
 rehearsals:                       ## our GPT and Llama at 8, 256 and 4,096 ranks, fsdp × tp × pp
 	$(BIN)/python -m tests.rehearse.table benchmarks/results/rehearse
@@ -124,15 +124,15 @@ device-matrix: accelerator        ## every layout on the test device against the
 	PYTHONPATH=build/accelerator $(BIN)/python -m tests.accelerator.table docs/device-matrix.md benchmarks/results/device-matrix
 
 plan-memory:                      ## predicted memory next to measured (half an hour): predict, train every case, compare
-	$(BIN)/python -m drivetrain.bench.plan.memory predict benchmarks/results/plan-memory
-	$(BIN)/python -m drivetrain.bench.plan.memory measure benchmarks/results/plan-memory
-	$(BIN)/python -m drivetrain.bench.plan.memory report benchmarks/results/plan-memory
+	$(BIN)/python -m benchmarks.plan.memory predict benchmarks/results/plan-memory
+	$(BIN)/python -m benchmarks.plan.memory measure benchmarks/results/plan-memory
+	$(BIN)/python -m benchmarks.plan.memory report benchmarks/results/plan-memory
 
 plan-time:                        ## predicted step times next to measured ones, on links of three speeds (needs root)
-	$(BIN)/drivetrain bench plan-time --output benchmarks/results/plan-time
+	$(BIN)/python -m benchmarks plan-time --output benchmarks/results/plan-time
 
 plan-published:                   ## predictions next to public training reports
-	$(BIN)/python -m drivetrain.bench.plan.published benchmarks/results/plan-published
+	$(BIN)/python -m benchmarks.plan.published benchmarks/results/plan-published
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.testing.faults.ledger_check import KINDS, Row, check, table_of
+from tests.drills.ledger_check import KINDS, Row, check, table_of
 
 LOST = {"killed": ("recovery", "redone"), "preempted": ("preempted", "checkpoint")}
 

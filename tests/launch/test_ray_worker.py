@@ -81,7 +81,7 @@ def test_a_file_stops_the_run_which_has_saved(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "stop").touch()
-    workload = ("-m", "drivetrain.testing.faults.workload", "max_steps=100000")
+    workload = ("-m", "drivetrain.verify.drills.workload", "max_steps=100000")
     assert outcome_of(run, *workload) == "stopped"
     assert list((run / "checkpoints").glob("step-*/manifest.json"))
     # once the wish is gone, the same words go on

@@ -15,9 +15,9 @@ import pytest
 from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.place import place_at
 from drivetrain.record.session import read_progress
-from drivetrain.testing.faults.audit import weights_fingerprint
+from drivetrain.verify.drills.audit import weights_fingerprint
 
-WORKLOAD = ("-m", "drivetrain.testing.faults.workload")
+WORKLOAD = ("-m", "drivetrain.verify.drills.workload")
 
 
 class Run:
@@ -146,7 +146,7 @@ def test_a_rank_that_is_stopped_is_noticed_and_every_stack_is_kept(
 def test_a_crash_loop_stops_with_the_reason(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
     script.write_text(
-        "from drivetrain.testing.faults import workload\n"
+        "from drivetrain.verify.drills import workload\n"
         "real, count = workload.loss, [0]\n"
         "def loss(model, batch):\n"
         "    count[0] += 1\n"

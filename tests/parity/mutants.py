@@ -23,11 +23,11 @@ from drivetrain.data.feed import MapFeed, Turn
 from drivetrain.parallel.communication.install import Installed
 from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.parts import whole
-from drivetrain.testing.parity.trace import Stage, around
 from drivetrain.train.engine import Engine
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Loss, Total
 from drivetrain.train.trainer import Trainer
+from drivetrain.verify.parity.trace import Stage, around
 
 FIRST_USED, LAST_USED = "tokens.weight", "head.weight"
 

@@ -11,7 +11,8 @@ import torch
 
 from drivetrain.config.keys import unflatten
 from drivetrain.testing import run_ranks
-from drivetrain.testing.parity.compare import (
+from drivetrain.train.trainer import Trainer
+from drivetrain.verify.parity.compare import (
     Divergence,
     Numbers,
     Parting,
@@ -19,10 +20,9 @@ from drivetrain.testing.parity.compare import (
     first_parting,
     locate,
 )
-from drivetrain.testing.parity.layouts import parse_layouts
-from drivetrain.testing.parity.tolerance import TOLERANCES
-from drivetrain.testing.parity.trace import Entry, Trace, read_trace
-from drivetrain.train.trainer import Trainer
+from drivetrain.verify.parity.layouts import parse_layouts
+from drivetrain.verify.parity.tolerance import TOLERANCES
+from drivetrain.verify.parity.trace import Entry, Trace, read_trace
 from tests.parity.mutants import MUTANTS
 from tests.parity.workload import SETTINGS, make_data, make_task
 

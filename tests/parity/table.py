@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drivetrain.testing.parity.compare import Divergence, Parting
+from drivetrain.verify.parity.compare import Divergence, Parting
 from tests.parity.mutants import MUTANTS, Expected
 from tests.parity.running import HEALTHY, Seen, see_layout, see_reference, verdict
 

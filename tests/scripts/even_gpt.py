@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.plan.models import MODELS, make_optimizer
 from drivetrain import Task, Trainer, load_config
-from drivetrain.bench.plan.models import MODELS, make_optimizer
 
 if __name__ == "__main__":
     bench = MODELS["gpt"]

@@ -10,7 +10,7 @@ import sys
 import time
 
 from drivetrain import Hook, Trainer
-from drivetrain.testing.faults import workload
+from drivetrain.verify.drills import workload
 
 OWN = ("die_at", "pause_s")
 WISHES = dict(word.split("=") for word in sys.argv[1:] if word.startswith(OWN))

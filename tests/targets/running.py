@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.testing.faults.audit import weights_fingerprint
-from drivetrain.testing.parity.tolerance import TOLERANCES
-from drivetrain.testing.scalars import step_scalars
+from drivetrain.verify.drills.audit import weights_fingerprint
+from drivetrain.verify.parity.tolerance import TOLERANCES
+from drivetrain.verify.scalars import step_scalars
 
 ROOT = Path(__file__).parents[2]
 DRIVETRAIN = (sys.executable, "-m", "drivetrain")
-WORKLOAD = ("-m", "drivetrain.testing.faults.workload", "max_steps=60", "record.logging_steps=1")
+WORKLOAD = ("-m", "drivetrain.verify.drills.workload", "max_steps=60", "record.logging_steps=1")
 SAVES_ONLY_WHEN_ASKED = "checkpoint.every_steps=1000"
 QUICK = ("--warm-start", "--spares=0")
 STEPS = ("max_steps=20", "evaluation.every_steps=20", "record.logging_steps=1")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.testing.hosts import CommandFailed
-from drivetrain.testing.slurm import SlurmCluster, make_slurm, slurm_available
+from tests.support.slurm import SlurmCluster, make_slurm, slurm_available
 from tests.targets.running import (
     DRIVETRAIN,
     ENVIRONMENT,

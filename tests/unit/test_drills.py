@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections import Counter
 
-from drivetrain.testing.faults import campaign
-from drivetrain.testing.faults.clock import SKEW_S
-from drivetrain.testing.faults.script import FOR_A_PERSON, ONE_HOST_ALL, TWO_HOSTS, Faults, draw
+from drivetrain.verify.drills.clock import SKEW_S
+from drivetrain.verify.drills.faults import FOR_A_PERSON, ONE_HOST_ALL, TWO_HOSTS, Faults, draw
+from tests.drills import campaign
 
 
 def kinds_of(numbers: range) -> Counter[str]:
@@ -39,7 +39,7 @@ def test_a_process_and_what_it_has_imported_before_are_given_a_wrong_clock() -> 
     script = (
         "import time; from datetime import UTC, datetime\n"
         "import sys; here = sys.modules[__name__]; before = time.time(), time.monotonic()\n"
-        "from drivetrain.testing.faults.clock import skew_as_told\n"
+        "from drivetrain.verify.drills.clock import skew_as_told\n"
         "skew_as_told(); skew_as_told()\n"
         "off = time.time() - before[0], here.datetime.now(UTC).timestamp() - before[0]\n"
         "print(*map(round, (*off, time.monotonic() - before[1])))\n"

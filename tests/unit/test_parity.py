@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.testing.parity.compare import (
+from drivetrain.verify.parity.compare import (
     StepNumbers,
     first_parting,
     largest_deviations,
     locate,
 )
-from drivetrain.testing.parity.fingerprint import deviation, fingerprint, of_number
-from drivetrain.testing.parity.layouts import AskedLayout, parse_layouts
-from drivetrain.testing.parity.tolerance import TOLERANCES
-from drivetrain.testing.parity.trace import Entry, Key, Stage, own_name
+from drivetrain.verify.parity.fingerprint import deviation, fingerprint, of_number
+from drivetrain.verify.parity.layouts import AskedLayout, parse_layouts
+from drivetrain.verify.parity.tolerance import TOLERANCES
+from drivetrain.verify.parity.trace import Entry, Key, Stage, own_name
 
 FP32 = TOLERANCES["fp32"]
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drivetrain.bench.plan.models import subject_of
+from benchmarks.plan.models import subject_of
 from drivetrain.cluster.catalogue import catalogue
 from drivetrain.cluster.description import Cluster, Device, Link
 from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivetrain.bench.plan.time_report import kendall
+from benchmarks.plan.time_report import kendall
 from drivetrain.cluster.description import Link
 from drivetrain.cluster.measured import _as_ring
 from drivetrain.parallel.layout import Layout

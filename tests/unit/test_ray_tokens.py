@@ -12,7 +12,7 @@ import pytest
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem
 from drivetrain.launch.targets.ray import jobs
 from drivetrain.launch.targets.ray.tokens import token
-from drivetrain.testing.ray_cluster import cluster_environment
+from tests.support.ray_cluster import cluster_environment
 
 TOKEN = "0123456789abcdef" * 2
 

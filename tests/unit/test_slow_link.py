@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.bench.links.slow_link import TUNED, make_table
+from benchmarks.links.slow_link import TUNED, make_table
 
 
 def outcome(arm: str, seed: int, seconds: float, *, is_reached: bool = True) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from uuid import uuid4
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.run import diagnose
 from drivetrain.supervise.processes.node import adopt_orphans
-from drivetrain.testing.faults.template import Template
 from drivetrain.testing.hosts import make_hosts
+from drivetrain.verify.drills.template import Template
 from tests.verdicts.faults import FAULTS, SCRIPT, Plant
 
 STALL_S = 1.5

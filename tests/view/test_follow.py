@@ -9,7 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from drivetrain.bench.reading.made_run import MadeRun, make_run
+from benchmarks.reading.made_run import MadeRun, make_run
 from drivetrain.record.reading import open_run
 from drivetrain.record.reading.source import LocalSource
 from drivetrain.record.step_file import FIELDS, header

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.bench.reading.made_run import MadeRun, make_run
+from benchmarks.reading.made_run import MadeRun, make_run
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.bench.reading.made_run import MadeRun, make_run
+from benchmarks.reading.made_run import MadeRun, make_run
 
 _PATIENCE_S = 60.0
 _ALTERNATE, _BACK, _CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"

@@ -10,26 +10,11 @@ from pathlib import Path
 from drivetrain.core.errors import ConfigError, Problem
 
 
-def run_campaign_verb(numbers: range, output: str) -> int:
-    """Seeded random drills on the built-in workload; 1 when one of them failed."""
-    from drivetrain.cli.terminal import terminal
-    from drivetrain.testing.faults.campaign import plot, read_rows, run_campaign, table
-
-    console = terminal()
-    target = Path(output)
-    run_campaign(numbers, target, lambda text: console.print(text, markup=False, soft_wrap=True))
-    rows = read_rows(target)
-    (target / "table.md").write_text(table(rows))
-    plot(rows, target / "recovery.png")
-    console.print(table(rows), markup=False)
-    return 0 if all(row.passed for row in rows) else 1
-
-
-def run_script_verb(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
+def run(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
     """Each kind of fault once, on the user's own script."""
     from drivetrain.cli.terminal import terminal
-    from drivetrain.testing.faults.drill import Setting, run_drill, run_reference, small_disk
-    from drivetrain.testing.faults.script import (
+    from drivetrain.verify.drills.drill import Setting, run_drill, run_reference, small_disk
+    from drivetrain.verify.drills.faults import (
         ON_SMALL_DISK,
         ONE_HOST_ALL,
         Fault,

@@ -13,7 +13,6 @@ from drivetrain.cli.commands import (
     checking,
     checkpoints,
     looking,
-    measuring,
     planning,
     running,
 )
@@ -31,7 +30,6 @@ for group in (running, looking, planning, checking):
     app.add_typer(group.verbs)
 app.add_typer(certificates.verbs, name="verify")
 app.add_typer(checkpoints.verbs, name="checkpoint")
-app.add_typer(measuring.verbs, name="bench")
 
 
 def _show_version(value: bool) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from drivetrain.testing.parity.certificate import LayoutResult, ParityCertificate
-    from drivetrain.testing.parity.tolerance import Tolerance
+    from drivetrain.verify.parity.certificate import LayoutResult, ParityCertificate
+    from drivetrain.verify.parity.tolerance import Tolerance
 
 
 def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool) -> int:
     """Certify, and say so; 1 when it does not hold."""
     from drivetrain.cli.terminal import terminal
-    from drivetrain.testing.faults.certificate import TOLERANCE, certify_resume
+    from drivetrain.verify.resume import TOLERANCE, certify_resume
 
     certificate = certify_resume(words, steps, ranks, then_ranks)
     console = terminal(soft_wrap=True)
@@ -44,11 +44,11 @@ def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_j
 def run_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
     """Certify, and say so; 1 when a layout does not hold."""
     from drivetrain.cli.terminal import terminal
-    from drivetrain.testing.parity.layouts import parse_layouts
+    from drivetrain.verify.parity.layouts import parse_layouts
 
     asked = parse_layouts(layouts)  # before torch is loaded: a typing error is answered at once
 
-    from drivetrain.testing.parity.certificate import certify_parity
+    from drivetrain.verify.parity.certificate import certify_parity
 
     console = terminal(soft_wrap=True)
     with console.status("") as status:  # shown on a terminal only
@@ -83,7 +83,7 @@ def _show_parity(console: Console, certificate: ParityCertificate) -> None:
 
 
 def _traced(allowed: Tolerance) -> str:
-    from drivetrain.testing.parity.certificate import TRACED_STEPS
+    from drivetrain.verify.parity.certificate import TRACED_STEPS
 
     if not allowed.judges_traces:
         return ""

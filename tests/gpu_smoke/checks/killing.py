@@ -7,15 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from drivetrain.parallel.accelerator import num_devices
-from drivetrain.testing.faults import Faults
-from drivetrain.testing.faults.audit import checkpoint_problems, weights_fingerprint
-from drivetrain.testing.faults.drill import Setting, run_once
+from drivetrain.verify.drills import Faults
+from drivetrain.verify.drills.audit import checkpoint_problems, weights_fingerprint
+from drivetrain.verify.drills.drill import Setting, run_once
 from tests.gpu_smoke.devices import is_cut, left_s
 from tests.gpu_smoke.rows import Row, judged
 
 STEPS = 24
 WORDS = (
-    *("-m", "drivetrain.testing.faults.workload", "reproducibility=bitwise"),
+    *("-m", "drivetrain.verify.drills.workload", "reproducibility=bitwise"),
     *(f"max_steps={STEPS}", "checkpoint.every_steps=4"),
 )
 # the drills' own is made for CPUs: the first step on a device loads libraries and kernels

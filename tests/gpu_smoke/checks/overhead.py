@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from drivetrain.bench.report import PROCESSOR, TRAINING_THREAD, make_table
-from drivetrain.bench.statistics import paired_ratio
-from drivetrain.bench.steps.overhead_worker import OURS, Samples
-from drivetrain.bench.steps.workloads import near_empty, transformer
+from benchmarks.report import PROCESSOR, TRAINING_THREAD, make_table
+from benchmarks.statistics import paired_ratio
+from benchmarks.steps.overhead_worker import OURS, Samples
+from benchmarks.steps.workloads import near_empty, transformer
 from drivetrain.parallel.accelerator import num_devices
 from tests.gpu_smoke.devices import left_s
 from tests.gpu_smoke.rows import PASS, Row
@@ -59,7 +59,7 @@ def _num_rounds(trial: Samples) -> int:
 
 def _measure(folder: Path, num_ranks: int, num_rounds: int) -> Samples:
     output = folder / "samples.json"
-    worker = ["-m", "drivetrain.bench.steps.overhead_worker", str(output), str(num_rounds), "bare"]
+    worker = ["-m", "benchmarks.steps.overhead_worker", str(output), str(num_rounds), "bare"]
     words = [sys.executable, "-m", "drivetrain", "train", "--nproc-per-node", str(num_ranks)]
     subprocess.run([*words, *worker], check=True, timeout=left_s())
     samples: Samples = json.loads(output.read_text())

@@ -88,20 +88,13 @@ def drill(
         str, typer.Option(help="Kinds of fault, with commas.")
     ] = "kill,stop,hang,corrupt_shard,kill_supervisor,preempt",
     at_step: Annotated[int, typer.Option(help="Break the run after this step.")] = 20,
-    campaign: Annotated[
-        int, typer.Option(help="Instead: so many random drills on the built-in workload.")
-    ] = 0,
-    first: Annotated[int, typer.Option(help="Number of the campaign's first drill.")] = 0,
-    output: Annotated[str, typer.Option(help="Folder for a campaign's results.")] = "drills",
 ) -> None:
     """Break SCRIPT's run on purpose, and see that it ends as if nothing had happened.
 
     Each fault is a run of its own: it must finish alone, with the weights of the undisturbed run,
     every sample used once, the newest checkpoint whole and no process left behind.
     """
-    from drivetrain.cli.drill import run_campaign_verb, run_script_verb
+    from drivetrain.cli.drill import run
 
-    if campaign:
-        raise typer.Exit(run_campaign_verb(range(first, first + campaign), output))
-    words = tuple(script or ("-m", "drivetrain.testing.faults.workload"))
-    raise typer.Exit(run_script_verb(words, ranks, tuple(faults.split(",")), at_step))
+    words = tuple(script or ("-m", "drivetrain.verify.drills.workload"))
+    raise typer.Exit(run(words, ranks, tuple(faults.split(",")), at_step))

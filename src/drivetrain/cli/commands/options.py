@@ -12,12 +12,6 @@ RunAddress = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
 ]
 
-Output = Annotated[str | None, typer.Option(help="Folder for results; default: bench-VERB.")]
-
-Rounds = Annotated[int, typer.Option(help="Rounds; each holds a block of every arm.")]
-
-Ranks = Annotated[int, typer.Option(help="Processes.")]
-
 Address = Annotated[
     str, typer.Argument(help="A run's directory, a folder of checkpoints, or an address (s3://…).")
 ]

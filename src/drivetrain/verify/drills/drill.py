@@ -1,0 +1,280 @@
+"""A drill: one run, some faults, and an audit against the run without them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivetrain.checkpoint.lineage import Claim
+from drivetrain.supervise.processes.node import adopt_orphans
+from drivetrain.testing.hosts import Hosts
+from drivetrain.verify.drills.audit import (
+    StepIds,
+    checkpoint_problems,
+    descendants,
+    orphans,
+    read_samples,
+    sample_problems,
+    weights_fingerprint,
+)
+from drivetrain.verify.drills.faults import FOR_A_PERSON, ON_SMALL_DISK, Fault, Faults
+from drivetrain.verify.drills.inject import Injector
+from drivetrain.verify.drills.nodes import DrillNode
+from drivetrain.verify.drills.template import Template
+
+_DISK_MB = 24
+_PATIENCE = ("--stall-timeout", "2.5", "--grace-period", "10")
+_MEET_QUICKLY = (
+    "--rdzv-conf",
+    "keep_alive_interval=1,keep_alive_max_attempt=4,last_call_timeout=1,join_timeout=60",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a drill's run is started."""
+
+    words: tuple[str, ...]
+    """The script and its arguments."""
+    ranks: int = 2
+    """Per node."""
+    elastic: bool = False
+    """Whether the run may go on with fewer nodes."""
+    flags: tuple[str, ...] = ()
+    """More flags for `drivetrain train`."""
+    disk: Path | None = None
+    """A small one, for checkpoints that are to meet a full disk."""
+    templates: tuple[Template, ...] = ()
+    """Per node, where its processes are forked from; none: started afresh, on this machine."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the run comes to when nothing goes wrong."""
+
+    weights: str
+    samples: StepIds
+
+
+@dataclass
+class Outcome:
+    """How a drill went."""
+
+    faults: Sequence[Fault]
+    problems: list[str] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
+    """From each fault to the next committed checkpoint."""
+    took_s: float = 0.0
+    attempts: int = 0
+    device: str = ""
+    """What its ranks trained on."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the run ended as if nothing had happened."""
+        return not self.problems
+
+
+def run_once(setting: Setting, faults: Faults, folder: Path, timeout_s: float = 3600) -> Outcome:
+    """One run on this machine, without comparing it to anything."""
+    return _run(setting, faults, folder, None, timeout_s)[0]
+
+
+def run_reference(
+    setting: Setting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
+) -> Reference:
+    """The run without faults, in the same setting."""
+    outcome, run_dir, _ = _run(setting, Faults(), folder, hosts, timeout_s)
+    if outcome.problems:
+        raise RuntimeError(f"the run fails without any fault: {outcome.problems}")
+    samples = {step: sorted(ids) for (_, step), ids in read_samples(folder).items()}
+    return Reference(weights_fingerprint(run_dir), samples)
+
+
+def run_drill(
+    setting: Setting,
+    faults: Faults,
+    reference: Reference,
+    folder: Path,
+    hosts: Hosts | None = None,
+    timeout_s: float = 120.0,
+) -> Outcome:
+    """Run it, break it, and compare."""
+    outcome, run_dir, removed = _run(setting, faults, folder, hosts, timeout_s)
+    if not outcome.problems:
+        if weights_fingerprint(run_dir) != reference.weights:
+            outcome.problems.append("the weights are not those of the uninterrupted run")
+        outcome.problems += sample_problems(folder, run_dir, reference.samples, removed)
+        outcome.problems += checkpoint_problems(run_dir)
+    return outcome
+
+
+def _run(
+    setting: Setting, faults: Faults, folder: Path, hosts: Hosts | None, timeout_s: float
+) -> tuple[Outcome, Path, list[Claim]]:
+    run_dir = folder / "run"
+    outcome = Outcome(faults.faults)
+    nodes = _make_nodes(setting, folder, run_dir, hosts)
+    injector = Injector(nodes, hosts, run_dir)
+    adopt_orphans()
+    for template in setting.templates:
+        template.wake()
+    before = descendants()
+    began_s = time.monotonic()
+    if any(fault.kind in ON_SMALL_DISK for fault in faults.faults):
+        _put_checkpoints_on(setting.disk, run_dir)
+    for fault in faults.faults:
+        nodes[fault.host].skew_s += fault.skew_s
+    until_s = began_s + timeout_s
+    try:
+        for node in nodes:
+            node.start()
+        person = next((fault for fault in faults.faults if fault.kind in FOR_A_PERSON), None)
+        expected = 0 if person is None else FOR_A_PERSON[person.kind]
+        _watch(nodes, injector, list(faults.faults), outcome, until_s, expected)
+        if person is not None:
+            _call_a_person(nodes, injector, person, outcome, until_s)
+    finally:
+        injector.close()
+        for node in nodes:
+            node.close()
+    outcome.problems += orphans(before | {t.pid for t in setting.templates})
+    outcome.took_s = time.monotonic() - began_s
+    outcome.attempts = len(list((run_dir / "checkpoints").glob("attempt-*.json")))
+    for start in run_dir.glob("attempts/*/start.json"):
+        outcome.device = str(json.loads(start.read_text()).get("device_name", ""))
+    return outcome, run_dir, injector.removed
+
+
+def _call_a_person(
+    nodes: list[DrillNode], injector: Injector, fault: Fault, outcome: Outcome, deadline_s: float
+) -> None:
+    """The run has ended and said why; nothing is lost, and it goes on when that is put right."""
+    outcome.problems += injector.loss_problems()
+    injector.put_right(fault)
+    if outcome.problems:
+        return
+    put_right = Recovery(time.time(), injector.num_claims())
+    for node in nodes:
+        node.start()
+    _watch(nodes, injector, [], outcome, deadline_s, recoveries=[put_right])
+
+
+def _put_checkpoints_on(disk: Path | None, run_dir: Path) -> None:
+    if disk is None:
+        raise RuntimeError("a full disk needs a small disk to fill: see small_disk()")
+    shutil.rmtree(disk / "checkpoints", ignore_errors=True)  # of the drill before
+    (disk / "checkpoints").mkdir()
+    run_dir.mkdir(parents=True)
+    (run_dir / "checkpoints").symlink_to(disk / "checkpoints")
+
+
+def _watch(
+    nodes: list[DrillNode],
+    injector: Injector,
+    waiting: list[Fault],
+    outcome: Outcome,
+    deadline_s: float,
+    expected: int = 0,
+    recoveries: Sequence[Recovery] = (),
+) -> None:
+    """Break things when their time comes; until every node has ended with the `expected` code."""
+    recoveries = list(recoveries)
+    while True:
+        running = [node for node in nodes if not node.poll()]
+        if not running:
+            break
+        time.sleep(0.004)
+        if time.monotonic() > deadline_s:
+            outcome.problems.append(f"not finished in time; {_tails(nodes)}")
+            return
+        for recovery in recoveries:
+            recovery.observe(injector)
+        if waiting and injector.is_time(waiting[0]):
+            injector.inject(waiting.pop(0))
+            recoveries.append(Recovery(time.time(), injector.num_claims()))
+    for recovery in recoveries:
+        recovery.observe(injector)
+    outcome.recovery_s = [s for s in (recovery.took_s for recovery in recoveries) if s is not None]
+    codes = [node.exit_code for node in nodes]
+    if any(code != expected for code in codes):
+        outcome.problems.append(f"exit codes {codes}; {_tails(nodes)}")
+    if waiting:
+        outcome.problems.append(f"the run ended before {waiting[0]}")
+
+
+@dataclass
+class Recovery:
+    """From a fault to the next checkpoint; a new attempt's, when the fault ended the old one."""
+
+    broken_s: float
+    attempt: int
+    """The one that was broken."""
+    by_any_s: float | None = None
+    by_later_s: float | None = None
+
+    def observe(self, injector: Injector) -> None:
+        """Look at what has been committed."""
+        if self.by_later_s is not None:
+            return
+        for attempt, at_s in injector.commits():
+            if at_s > self.broken_s:
+                self.by_any_s = min(at_s, self.by_any_s or at_s)
+                if attempt > self.attempt:
+                    self.by_later_s = min(at_s, self.by_later_s or at_s)
+
+    @property
+    def took_s(self) -> float | None:
+        """None when nothing was committed any more: the fault came after the last step."""
+        at_s = self.by_later_s or self.by_any_s
+        return None if at_s is None else at_s - self.broken_s
+
+
+def _tails(nodes: Sequence[DrillNode]) -> str:
+    return " | ".join(node.output()[-600:] for node in nodes)
+
+
+def _make_nodes(
+    setting: Setting, folder: Path, run_dir: Path, hosts: Hosts | None
+) -> list[DrillNode]:
+    num_nodes = 1 if hosts is None else len(hosts)
+    fewest = 1 if setting.elastic else num_nodes
+    several = [] if hosts is None else [f"--nnodes={fewest}:{num_nodes}", *_MEET_QUICKLY]
+    command = [
+        f"--run-dir={run_dir}",
+        f"--nproc-per-node={setting.ranks}",
+        "--warm-start",
+        *_PATIENCE,
+        *several,
+        *setting.flags,
+        *setting.words,
+    ]
+    return [
+        DrillNode(
+            index,
+            command,
+            folder,
+            setting.ranks,
+            None if hosts is None else hosts[index],
+            setting.templates[index] if setting.templates else None,
+        )
+        for index in range(num_nodes)
+    ]
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk that can be filled without harm to anything else; needs root."""
+    folder.mkdir(parents=True)
+    options = f"size={_DISK_MB}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)  # noqa: S607
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)  # noqa: S607

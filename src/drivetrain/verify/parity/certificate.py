@@ -1,0 +1,276 @@
+"""The parity certificate: does your script train under a layout what it trains on one process?
+
+Each run reports its losses and gradient norms, and a `Trace` of its first steps: what a bug does to
+one parameter shows there long before it shows in a loss. Where losses part later than that, the
+reference is run again with other last bits in its gradients: a script that parts from itself cannot
+tell of a layout. If it does not, both are run once more with a longer trace, which says where it
+began.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.core.errors import WorkerFailure
+from drivetrain.verify.parity.compare import (
+    Divergence,
+    Numbers,
+    Parting,
+    StepNumbers,
+    first_parting,
+    largest_deviations,
+    locate,
+)
+from drivetrain.verify.parity.layouts import ONE_PROCESS, AskedLayout
+from drivetrain.verify.parity.tolerance import TOLERANCES, Tolerance
+from drivetrain.verify.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
+from drivetrain.verify.scalars import step_scalars
+
+_TRACE = "drivetrain.verify.parity.trace:Trace"
+_NUDGED = "drivetrain.verify.parity.hooks:Nudged"
+_NO_DROPOUT = "drivetrain.verify.parity.hooks:WithoutDropout"
+TRACED_STEPS = 3
+"""Of every run: the second has moved weights in it, the third a used optimizer state."""
+_AS_FAR = 10.0
+"""A layout may part this many times as far as the reference does from itself: it is one draw."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Itself:
+    """How one process parts from itself when the last bits of its gradients are changed."""
+
+    loss_deviation: float
+    norm_deviation: float
+    parting: Parting | None
+
+    def explains(self, parting: Parting, loss_deviation: float) -> bool:
+        """Whether a layout's late parting may be no more than that."""
+        return (
+            self.parting is not None
+            and parting.step > TRACED_STEPS
+            and loss_deviation <= _AS_FAR * self.loss_deviation
+        )
+
+
+@dataclass(frozen=True)
+class LayoutResult:
+    """One layout against the reference."""
+
+    layout: AskedLayout
+    loss_deviation: float = float("nan")
+    """The largest of any step, relatively."""
+    norm_deviation: float = float("nan")
+    parting: Parting | None = None
+    divergence: Divergence | None = None
+    """Where it began; None when nothing parts, or when the traces do not show it."""
+    itself: Itself | None = None
+    """Where the script parts from itself as early and as far: it cannot tell of a layout there."""
+    problem: str = ""
+    """Why the layout could not be run."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it trains the same."""
+        is_same = self.parting is None or self.itself is not None
+        return is_same and self.divergence is None and not self.problem
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            **asdict(self),
+            "divergence": None if self.divergence is None else self.divergence.to_dict(),
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True)
+class ParityCertificate:
+    """What was compared, how closely, and what came out."""
+
+    script: str
+    steps: int
+    precision: str
+    tolerance: Tolerance
+    notes: tuple[str, ...]
+    results: tuple[LayoutResult, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every layout trains what one process trains."""
+        return all(result.holds for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            **asdict(self),
+            "results": [result.to_dict() for result in self.results],
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the script in a folder of its own, under one layout after another."""
+
+    words: tuple[str, ...]
+    settings: tuple[str, ...]
+    scratch: Path
+    num_threads: int
+    """The same for every layout: another number of threads rounds differently."""
+    hooks: str = _TRACE
+
+    def run(self, layout: AskedLayout, last_traced: int = TRACED_STEPS) -> Ran:
+        """What came of it; WorkerFailure with the script's own words when it failed."""
+        made = len(list(self.scratch.glob("[0-9]*")))
+        folder = self.scratch / f"{made:03d}"
+        folder.mkdir()
+        others = os.environ.get("DRIVETRAIN_HOOKS")
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self.num_threads),
+            "DRIVETRAIN_HOOKS": f"{others},{self.hooks}" if others else self.hooks,
+            FOLDER: str(folder / "trace"),
+            LAST_STEP: str(last_traced),
+        }
+        command = [sys.executable, "-m", "drivetrain", "train", f"--run-dir={folder / 'run'}"]
+        command += [f"--nproc-per-node={layout.num_ranks}", "--max-restarts=0", "--spares=0"]
+        command += self.words
+        with open(folder / "output.txt", "w") as output:
+            result = subprocess.run(
+                [*command, *self.settings, *layout.overrides],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
+        if result.returncode:
+            tail = (folder / "output.txt").read_text().strip()[-1500:]
+            raise WorkerFailure(f"{layout.name}: exit code {result.returncode}\n{tail}")
+        return Ran(folder)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that is over."""
+
+    folder: Path
+
+    def numbers(self) -> Numbers:
+        """What it reported of each step."""
+        return read_numbers(self.folder / "run")
+
+    def traces(self) -> dict[int, list[Entry]]:
+        """Rank → what it wrote down; empty for a script that keeps its own loop."""
+        paths = sorted((self.folder / "trace").glob("trace-*.jsonl"))
+        return {int(path.stem.partition("-")[2]): read_trace(path) for path in paths}
+
+    def config(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The resolved config, and where each value came from."""
+        document = yaml.safe_load((self.folder / "run" / "run.yaml").read_text())
+        return document["config"], document["sources"]
+
+
+def certify_parity(
+    words: tuple[str, ...], layouts: Sequence[AskedLayout], steps: int, say: Say
+) -> ParityCertificate:
+    """Run it on one process, then under each layout, and compare."""
+    widest = max(layout.num_ranks for layout in layouts)
+    threads = max(1, (os.cpu_count() or 1) // widest)
+    settings = (
+        f"max_steps={steps}",
+        "record.logging_steps=1",
+        "record.sinks=[]",
+        "checkpoint.every_steps=null",
+        "sentinel.every_steps=null",  # where copies part is to be found here, not to stop the run
+    )
+    with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
+        runner = Runner(words, settings, Path(scratch), threads)
+        notes = []
+        if any(layout.divides_the_model for layout in layouts):
+            notes.append("dropout is off: ranks that share a model draw masks for their own part")
+            runner = replace(runner, hooks=f"{_TRACE},{_NO_DROPOUT}")
+        say("1 process")
+        reference = runner.run(ONE_PROCESS)
+        config, sources = reference.config()
+        if sources["micro_batch_size"].startswith("chosen"):
+            fixed = _shared_micro_batch(int(config["global_batch_size"]), widest)
+            notes.append(
+                f"micro_batch_size is auto; held at {fixed} for every layout, since dropout and "
+                "batch norm follow it"
+            )
+            runner = replace(runner, settings=(*settings, f"micro_batch_size={fixed}"))
+            reference = runner.run(ONE_PROCESS)
+        precision = str(config["precision"]["dtype"])
+        allowed = TOLERANCES[precision]
+        compared = Compared(runner, reference, allowed)
+        results = []
+        for layout in layouts:
+            say(layout.name)
+            results.append(_certify_layout(compared, layout))
+    return ParityCertificate(words[0], steps, precision, allowed, tuple(notes), tuple(results))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What layouts are held against."""
+
+    runner: Runner
+    reference: Ran
+    allowed: Tolerance
+
+    @cached_property
+    def itself(self) -> Itself:
+        """The reference against itself; run when it is first asked for."""
+        nudged = replace(self.runner, hooks=f"{self.runner.hooks},{_NUDGED}").run(ONE_PROCESS)
+        expected, here = self.reference.numbers(), nudged.numbers()
+        parting = first_parting(expected, here, self.allowed)
+        return Itself(*largest_deviations(expected, here), parting)
+
+    def traced_to(self, layout: AskedLayout, step: int) -> Divergence | None:
+        """Run both once more, with traces that long."""
+        longer = self.runner.run(ONE_PROCESS, step).traces().get(0, [])
+        return locate(longer, self.runner.run(layout, step).traces(), self.allowed)
+
+
+def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
+    reference, allowed = compared.reference, compared.allowed
+    try:
+        here = compared.runner.run(layout)
+        expected, numbers = reference.numbers(), here.numbers()
+        deviations = largest_deviations(expected, numbers)
+        parting = first_parting(expected, numbers, allowed)
+        divergence = None
+        if parting is not None or allowed.judges_traces:
+            divergence = locate(reference.traces().get(0, []), here.traces(), allowed)
+        if parting is not None and divergence is None and parting.step > TRACED_STEPS:
+            if compared.itself.explains(parting, deviations[0]):
+                return LayoutResult(layout, *deviations, parting, itself=compared.itself)
+            divergence = compared.traced_to(layout, parting.step)
+    except WorkerFailure as failure:
+        return LayoutResult(layout, problem=str(failure))
+    return LayoutResult(layout, *deviations, parting, divergence)
+
+
+def read_numbers(run: Path) -> Numbers:
+    """Each step's loss and gradient norm."""
+    return {
+        step: StepNumbers(float(values["train/loss"]), values.get("train/grad_norm"))
+        for step, values in step_scalars(run).items()
+    }
+
+
+def _shared_micro_batch(global_batch_size: int, num_ranks: int) -> int:
+    """A size that all layouts can share, when the script leaves it open."""
+    most = max(1, global_batch_size // num_ranks)
+    return max(size for size in range(1, most + 1) if global_batch_size % size == 0)

@@ -1,0 +1,242 @@
+"""Where two trainings part: first by their losses, then, from traces, by step and place. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from drivetrain.verify.parity.fingerprint import Fingerprint, deviation, together
+from drivetrain.verify.parity.tolerance import Tolerance
+from drivetrain.verify.parity.trace import NO_MICRO_BATCH, Entry, Key, Stage
+
+_FAINT = 1e-2
+"""A gradient or weight this much smaller than is usual in its model is held to the usual size:
+where the true value is zero, as of an attention's key bias, all that is left is rounding."""
+_FLOORED = frozenset({Stage.BACKWARD, Stage.CLIPPING, Stage.UPDATE})
+
+
+class StepNumbers(NamedTuple):
+    """What every run reports of a step."""
+
+    loss: float
+    gradient_norm: float | None
+
+
+Numbers = Mapping[int, StepNumbers]
+"""By step, counted from 1."""
+ByRank = Mapping[int, Fingerprint]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first step whose loss or gradient norm is not the reference's."""
+
+    step: int
+    what: str
+    reference: float
+    here: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where two traces part."""
+
+    step: int
+    """0: before the first step."""
+    stage: Stage
+    place: str
+    micro: int | None
+    ranks: tuple[int, ...]
+    """Those that part from the reference there."""
+    reference: float
+    here: float
+    """Norms, or plain values; equal ones hide a shift or a swap, which `deviation` shows."""
+    deviation: float
+    num_parting: int
+    """Places of this stage and step that part."""
+    num_places: int
+    ratio: float | None
+    """When everything that parts is the same multiple of the reference."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {**asdict(self), "stage": str(self.stage)}
+
+    def __str__(self) -> str:
+        where = _WORDS[self.stage].format(place=self.place)
+        of = "" if self.micro is None else f", micro-batch {self.micro}"
+        when = f"step {self.step}" if self.step else "before the first step"
+        return f"{when}, {self.stage}: {where}{of}, {self._values()}{self._others()}"
+
+    def _values(self) -> str:
+        if not self.ranks:
+            return f"{self.reference:.6g} in the reference, is on no rank"
+        many = "s" if len(self.ranks) > 1 else ""
+        return f"on rank{many} {', '.join(map(str, self.ranks))}: {self._compared()}"
+
+    def _compared(self) -> str:
+        if f"{self.here:.6g}" == f"{self.reference:.6g}":
+            return (
+                f"norm {self.here:.6g} as in the reference, but other values in other places "
+                f"(by {self.deviation:.1e})"
+            )
+        return f"{self.here:.6g} instead of {self.reference:.6g}"
+
+    def _others(self) -> str:
+        if self.num_parting < 2:
+            return ""
+        every = self.num_parting == self.num_places
+        text = "; so do all" if every else f"; so do {self.num_parting - 1} of"
+        text += f" {self.num_places - 1} others of this stage"
+        return text if self.ratio is None else f"{text}, by the same factor {self.ratio:.4g}"
+
+
+_WORDS = {
+    Stage.START: "{place}",
+    Stage.MEMBERS: "whether it holds {place}",
+    Stage.DATA: "{place}",
+    Stage.FORWARD: "output of {place}",
+    Stage.LOSS: "{place}",
+    Stage.BACKWARD: "gradient of {place}",
+    Stage.CLIPPING: "{place}",
+    Stage.SETTINGS: "{place}",
+    Stage.UPDATE: "move of {place}",
+}
+
+
+def relative(here: float, reference: float) -> float:
+    """How far apart two numbers are; infinitely, when only one of them is a number."""
+    if here == reference or (math.isnan(here) and math.isnan(reference)):
+        return 0.0
+    apart = abs(here - reference) / max(abs(reference), 1e-12)
+    return apart if math.isfinite(apart) else math.inf
+
+
+def largest_deviations(reference: Numbers, here: Numbers) -> tuple[float, float]:
+    """Of any loss, and of any gradient norm."""
+    losses, norms = [0.0], [0.0]
+    for step, numbers in reference.items():
+        if step in here:
+            losses.append(relative(here[step].loss, numbers.loss))
+            norms.append(_norm_deviation(numbers, here[step]))
+    return max(losses), max(norms)
+
+
+def first_parting(reference: Numbers, here: Numbers, allowed: Tolerance) -> Parting | None:
+    """The first step that is not the same training; a step that is missing is not."""
+    for step, numbers in sorted(reference.items()):
+        if step not in here:
+            return Parting(step, "loss", numbers.loss, math.nan)
+        if relative(here[step].loss, numbers.loss) > allowed.loss:
+            return Parting(step, "loss", numbers.loss, here[step].loss)
+        if _norm_deviation(numbers, here[step]) > allowed.gradient_norm:
+            norms = (numbers.gradient_norm or math.nan, here[step].gradient_norm or math.nan)
+            return Parting(step, "gradient norm", *norms)
+    return None
+
+
+def _norm_deviation(reference: StepNumbers, here: StepNumbers) -> float:
+    if reference.gradient_norm is None or here.gradient_norm is None:
+        return 0.0
+    return relative(here.gradient_norm, reference.gradient_norm)
+
+
+def locate(
+    reference: Sequence[Entry], ranks: Mapping[int, Sequence[Entry]], allowed: Tolerance
+) -> Divergence | None:
+    """The first thing in the reference's order of execution that another layout has otherwise."""
+    seen: dict[Key, dict[int, Fingerprint]] = defaultdict(dict)
+    for rank, entries in ranks.items():
+        for entry in entries:
+            seen[entry.key][rank] = entry.value
+    scales = _usual_sizes(reference)
+    partings = _partings(reference, seen, scales, allowed)
+    first = next(partings, None)
+    return None if first is None else _describe(first, [first, *partings], reference)
+
+
+class _Apart(NamedTuple):
+    """A place that parts."""
+
+    key: Key
+    reference: Fingerprint
+    here: Fingerprint
+    ranks: tuple[int, ...]
+    deviation: float
+
+
+def _partings(
+    reference: Sequence[Entry],
+    seen: Mapping[Key, ByRank],
+    scales: Mapping[tuple[int, Stage], float],
+    allowed: Tolerance,
+) -> Iterator[_Apart]:
+    for key, value in reference:
+        if key.stage is Stage.FORWARD and key not in seen:
+            continue  # compiled away, or a pipeline stage that calls its parts by other names
+        least = scales.get((key.step, key.stage), 0.0) * math.sqrt(value.numel)
+        by_rank, most = seen.get(key, {}), allowed.of(key.stage)
+        apart = {rank: deviation(here, value, least) for rank, here in by_rank.items()}
+        wrong = tuple(rank for rank, far in apart.items() if far > most)
+        if not by_rank:
+            yield _Apart(key, value, Fingerprint(0, 0.0, 0.0, 0.0), (), math.inf)
+        elif wrong and _deviation_together(key.stage, by_rank, value) > most:
+            rank = max(wrong, key=apart.__getitem__)
+            yield _Apart(key, value, by_rank[rank], wrong, apart[rank])
+
+
+def _deviation_together(stage: Stage, by_rank: ByRank, reference: Fingerprint) -> float:
+    """Where ranks share a micro-batch: of what they have between them."""
+    parts = list(by_rank.values())
+    if len(parts) < 2 or stage not in (Stage.DATA, Stage.FORWARD, Stage.LOSS):
+        return math.inf
+    if stage is Stage.LOSS:  # the terms of one sum
+        return relative(sum(part.total for part in parts), reference.total)
+    return deviation(together(parts), reference)
+
+
+def _usual_sizes(reference: Sequence[Entry]) -> dict[tuple[int, Stage], float]:
+    """Per step and stage: how large an element is as a rule, scaled down to what is faint."""
+    squares: dict[tuple[int, Stage], float] = defaultdict(float)
+    counts: dict[tuple[int, Stage], int] = defaultdict(int)
+    for key, value in reference:
+        if key.stage in _FLOORED and math.isfinite(value.norm) and key.place != "gradient norm":
+            squares[key.step, key.stage] += value.norm**2
+            counts[key.step, key.stage] += value.numel
+    return {where: _FAINT * math.sqrt(squares[where] / counts[where]) for where in counts}
+
+
+def _describe(first: _Apart, partings: Sequence[_Apart], reference: Sequence[Entry]) -> Divergence:
+    step, stage, place, micro = first.key
+    alike = [each for each in partings if each.key.step == step and each.key.stage is stage]
+    num_places = sum(1 for key, _ in reference if key.step == step and key.stage is stage)
+    is_number = first.reference.numel == 1
+    return Divergence(
+        step=step,
+        stage=stage,
+        place=place,
+        micro=None if micro == NO_MICRO_BATCH else micro,
+        ranks=first.ranks,
+        reference=first.reference.total if is_number else first.reference.norm,
+        here=first.here.total if is_number else first.here.norm,
+        deviation=first.deviation,
+        num_parting=len(alike),
+        num_places=num_places,
+        ratio=_common_ratio(alike),
+    )
+
+
+def _common_ratio(partings: Sequence[_Apart]) -> float | None:
+    """The factor between all of them and the reference, if there is one."""
+    if len(partings) < 2 or any(not each.reference.norm for each in partings):
+        return None
+    ratios = [each.here.norm / each.reference.norm for each in partings]
+    projections = [
+        abs(each.here.projection - ratio * each.reference.projection) / each.reference.norm
+        for each, ratio in zip(partings, ratios, strict=True)
+    ]
+    is_common = max(ratios) - min(ratios) < 1e-3 * max(ratios) and max(projections) < 1e-3
+    return ratios[0] if is_common else None

@@ -1,0 +1,312 @@
+"""Trace: a hook that writes down what every module and every parameter went through.
+
+One file per rank, one line per thing seen, in the order of execution: for each micro-batch its
+data, each module's output and the loss; then the gradients as backward made them (last layer
+first), the gradients as the optimizer gets them, and how it moves the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+from torch import nn
+
+from drivetrain.data.batches import MicroBatch
+from drivetrain.parallel.parts import whole
+from drivetrain.parallel.pipeline.pipelined import Pipelined
+from drivetrain.train.engine import Engine
+from drivetrain.train.hooks import Hook
+from drivetrain.train.task import Loss, Task, Total
+from drivetrain.train.trainer import Trainer
+from drivetrain.verify.parity.fingerprint import Fingerprint, fingerprint, of_number
+
+FOLDER, LAST_STEP = "DRIVETRAIN_PARITY_FOLDER", "DRIVETRAIN_PARITY_LAST_STEP"
+NO_MICRO_BATCH = -1
+_FAINT = 1e-4
+"""A gradient's element this much smaller than is usual in the model is rounding for the most part;
+Adam makes a whole step of it all the same."""
+_WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
+
+
+class Stage(StrEnum):
+    """What was going on."""
+
+    START = "initial weights"
+    MEMBERS = "optimizer members"
+    DATA = "data"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    CLIPPING = "clipping"
+    SETTINGS = "optimizer settings"
+    UPDATE = "optimizer step"
+
+
+class Key(NamedTuple):
+    """Where something was seen; the same on any number of ranks."""
+
+    step: int
+    """Counted from 1; 0 is before the first."""
+    stage: Stage
+    place: str
+    """A module, a parameter, or what else has a name."""
+    micro: int
+    """Index of the micro-batch in its step; NO_MICRO_BATCH where there is none."""
+
+
+class Entry(NamedTuple):
+    """One line of a trace."""
+
+    key: Key
+    value: Fingerprint
+
+
+class Trace(Hook):
+    """Put into a run by DRIVETRAIN_HOOKS; what it does to the run is take time."""
+
+    def __init__(self, folder: Path | None = None, last_step: int | None = None) -> None:
+        self._folder = Path(os.environ[FOLDER]) if folder is None else folder
+        self._last_step = int(os.environ[LAST_STEP]) if last_step is None else last_step
+        self._file: TextIO | None = None
+        self._step = 0
+        self._micro: MicroBatch | None = None
+        self._in_loss = False
+        self._calls: Counter[str] = Counter()
+        self._begun: dict[str, int] = {}
+        """Module → when it was first called."""
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Parameter → its weights and its faint elements, before the optimizer's step."""
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Listen to everything, and note what training starts from."""
+        if trainer.assembly is None:
+            return
+        engine, model = trainer.assembly.engine, trainer.model
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"trace-{trainer.assembly.world.identity.rank:05d}.jsonl"
+        self._file = open(path, "w")  # noqa: SIM115 - closed by on_fit_end
+        trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+        self._parameters = {own_name(name): parameter for name, parameter in trained}
+        self._note_all(Stage.START, self._parameters)
+        held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._parameters.items():
+            self._note(Stage.MEMBERS, name, of_number(float(id(parameter) in held)))
+        self._listen(model, engine, trainer.task)
+
+    def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
+        """Gradients are normalised and clipped."""
+        self._micro = None
+        if trainer.assembly is None or not self._is_wanted:
+            return
+        norm = trainer.assembly.engine.meter.grad_norm
+        if norm is not None:
+            self._note(Stage.CLIPPING, "gradient norm", of_number(float(norm)))
+        gradients = self._gradients()
+        self._note_all(Stage.CLIPPING, gradients)
+        self._before = _faint_elements(self._parameters, gradients)
+
+    def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
+        """Steps are counted from 1."""
+        self._step = step + 1
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
+        """What the optimizer worked with, and what it left."""
+        if trainer.assembly is None or not self._is_wanted:
+            return
+        for index, group in enumerate(trainer.assembly.engine.optimizer.param_groups):
+            for name, value in _numbers(group):
+                self._note(Stage.SETTINGS, f"{name} of group {index}", of_number(value))
+        moves = {
+            name: _move(before, _whole(self._parameters[name]), faint)
+            for name, (before, faint) in self._before.items()
+        }
+        self._before = {}
+        for name in self._by_execution(moves, backwards=False):
+            self._note(Stage.UPDATE, name, moves[name])
+        if self._file is not None:
+            self._file.flush()
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:  # noqa: ARG002
+        """Keep what there is."""
+        self.on_fit_end(trainer)
+
+    def on_fit_end(self, trainer: Trainer) -> None:  # noqa: ARG002
+        """Nothing more to come."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._step <= self._last_step
+
+    def _listen(self, model: nn.Module, engine: Engine, task: Task) -> None:
+        # of a model in stages, what is not in this rank's parts gives nothing that means anything
+        spread = engine.spread
+        own = spread.own_modules() if isinstance(spread, Pipelined) else set(model.modules())
+        for name, module in model.named_modules():
+            if name.rpartition(".")[2] not in _WRAPPERS and module in own:
+                module.register_forward_pre_hook(self._beginning(own_name(name)))
+                module.register_forward_hook(self._ending(own_name(name)))
+        around(engine, "micro_batch", self._noting_turn)
+        around(task, "loss", self._noting_loss)
+        around(engine.spread, "finish_gradients", self._noting_gradients)
+
+    def _noting_turn(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def micro_batch(micro: MicroBatch, **options: Any) -> Any:
+            self._micro = micro
+            self._calls.clear()
+            return original(micro, **options)
+
+        return micro_batch
+
+    def _noting_loss(self, original: Callable[..., Loss]) -> Callable[..., Loss]:
+        def loss(model: nn.Module, batch: Any) -> Loss:
+            micro = self._micro
+            if micro is None or not micro.num_samples or not self._is_wanted:
+                return original(model, batch)  # an evaluation, or a turn that only keeps step
+            for place, tensor in _tensors("batch", batch):
+                self._note(Stage.DATA, place, fingerprint(tensor))
+            self._in_loss = True  # a recomputation in backward is not a forward
+            try:
+                result = original(model, batch)
+            except BaseException:  # all stages of a pipeline but the last leave the loss by one
+                self._micro = None
+                raise
+            finally:
+                self._in_loss = False
+            value = result.sum if isinstance(result, Total) else result
+            self._note(Stage.LOSS, "loss", fingerprint(_whole(value)))
+            if isinstance(result, Total):
+                self._note(Stage.LOSS, "count", of_number(float(result.count)))
+            self._micro = None
+            return result
+
+        return loss
+
+    def _noting_gradients(self, original: Callable[[], None]) -> Callable[[], None]:
+        def finish_gradients() -> None:
+            original()
+            self._micro = None
+            if self._is_wanted:
+                self._note_all(Stage.BACKWARD, self._gradients(), backwards=True)
+
+        return finish_gradients
+
+    def _beginning(self, name: str) -> Callable[..., None]:
+        def begin(module: nn.Module, inputs: Any) -> None:  # noqa: ARG001
+            self._begun.setdefault(name, len(self._begun))
+
+        return begin
+
+    def _ending(self, name: str) -> Callable[..., None]:
+        def end(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+            if not self._in_loss:
+                return
+            self._calls[name] += 1
+            call = self._calls[name]
+            place = name if call == 1 else f"{name} (call {call})"
+            for each, tensor in _tensors(place, output):
+                self._note(Stage.FORWARD, each, fingerprint(tensor))
+
+        return end
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        return {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+
+    def _note_all(self, stage: Stage, tensors: dict[str, Any], *, backwards: bool = False) -> None:
+        # gathered in an order that is the same on every rank, since gathering is collective
+        values = {name: fingerprint(_whole(tensor)) for name, tensor in tensors.items()}
+        for name in self._by_execution(values, backwards=backwards):
+            self._note(stage, name, values[name])
+
+    def _by_execution(self, names: Iterable[str], *, backwards: bool) -> list[str]:
+        return sorted(names, key=self._when_used, reverse=backwards)
+
+    def _when_used(self, parameter: str) -> int:
+        """When its module began; a module that is never called is used by the one around it."""
+        owner = parameter.rpartition(".")[0]
+        while owner and owner not in self._begun:
+            owner = owner.rpartition(".")[0]
+        return self._begun.get(owner, -1)
+
+    def _note(self, stage: Stage, place: str, value: Fingerprint) -> None:
+        if self._file is None:
+            return
+        micro = NO_MICRO_BATCH if self._micro is None else self._micro.index
+        self._file.write(json.dumps([self._step, stage, place, micro, *value]) + "\n")
+
+
+def read_trace(path: Path) -> list[Entry]:
+    """In the order of execution."""
+    lines = (json.loads(line) for line in path.read_text().splitlines())
+    return [
+        Entry(Key(step, Stage(stage), place, micro), Fingerprint(*value))
+        for step, stage, place, micro, *value in lines
+    ]
+
+
+def around(
+    owner: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Put a function around a method of this one object, frozen or not."""
+    object.__setattr__(owner, name, make(getattr(owner, name)))
+
+
+def own_name(name: str) -> str:
+    """The user's name of a module or parameter, without what wrappers have added."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS) or "model"
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor in full, which all of its ranks must ask for."""
+    return whole(tensor).detach()
+
+
+def _faint_elements(
+    parameters: dict[str, nn.Parameter], gradients: dict[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Each parameter's weights, and which elements move by rounding; a zero is exactly that."""
+    sizes = {name: _whole(gradient).abs() for name, gradient in gradients.items()}
+    num_elements = max(1, sum(gradient.numel() for gradient in sizes.values()))
+    squares = sum(float(gradient.double().square().sum()) for gradient in sizes.values())
+    usual = math.sqrt(squares / num_elements)
+    return {
+        name: (_whole(parameters[name]).clone(), (size > 0) & (size < _FAINT * usual))
+        for name, size in sizes.items()
+    }
+
+
+def _move(before: torch.Tensor, after: torch.Tensor, faint: torch.Tensor) -> Fingerprint:
+    """What a step did to a parameter; what its rounding may do is slack."""
+    moved = after.double() - before.double()
+    last_bit = torch.finfo(after.dtype).eps * torch.linalg.vector_norm(after.double())
+    slack = moved[faint].abs().sum() + last_bit
+    return fingerprint(moved)._replace(slack=float(slack))
+
+
+def _tensors(place: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    from torch.utils._pytree import tree_leaves
+
+    found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    if len(found) == 1:
+        return [(place, _whole(found[0]))]
+    return [(f"{place}[{index}]", _whole(leaf)) for index, leaf in enumerate(found)]
+
+
+def _numbers(group: dict[str, Any]) -> list[tuple[str, float]]:
+    names = {"lr": "learning rate", "weight_decay": "weight decay"}
+    return [
+        (names.get(name, name), float(value))
+        for name, value in group.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]

@@ -1,0 +1,99 @@
+"""The resume certificate: is N steps the same as N/2 steps, SIGKILL, and N/2 more? On your script.
+
+The script is run once without a fault, and once with a rank killed half-way. At the same layout
+the final weights must be equal to the last bit; at another, the losses within a tolerance.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain.verify.drills.audit import checkpoint_problems, weights_fingerprint
+from drivetrain.verify.drills.drill import Setting, run_once
+from drivetrain.verify.drills.faults import Faults
+from drivetrain.verify.scalars import step_scalars
+
+TOLERANCE = 1e-4
+"""Of each loss, relatively, at another layout: there sums are added in another order."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was compared, and what came out."""
+
+    script: str
+    steps: int
+    killed_after: int
+    resumed_from: int
+    layouts: tuple[int, int]
+    """Ranks before the kill, and after it."""
+    same_bits: bool
+    deviation: float
+    """The largest of any logged loss after the kill, relatively."""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the run may be called resumable."""
+        same_layout = self.layouts[0] == self.layouts[1]
+        return not self.problems and (
+            self.same_bits or (not same_layout and self.deviation < TOLERANCE)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {**self.__dict__, "holds": self.holds, "tolerance": TOLERANCE}
+
+
+def certify_resume(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int) -> Certificate:
+    """Run it, kill it, go on, compare."""
+    half = steps // 2
+    every = max(1, half // 4)
+    settings = (f"max_steps={steps}", f"checkpoint.every_steps={every}")
+    setting = Setting((*words, *settings), ranks)
+    with tempfile.TemporaryDirectory(prefix="certificate-") as scratch:
+        whole, killed = Path(scratch) / "whole", Path(scratch) / "killed"
+        problems = run_once(setting, Faults(), whole).problems
+        if not problems:
+            faults = Faults().kill_at(half, rank=ranks - 1)
+            if ranks == then_ranks:
+                problems = run_once(setting, faults, killed).problems
+            else:
+                stays_down = replace(setting, flags=("--max-restarts=0",))
+                run_once(stays_down, faults, killed)
+                problems = run_once(replace(setting, ranks=then_ranks), Faults(), killed).problems
+        if problems:
+            return _certificate(words, steps, half, (ranks, then_ranks), problems)
+        problems = checkpoint_problems(killed / "run")
+        return replace(
+            _certificate(words, steps, half, (ranks, then_ranks), problems),
+            resumed_from=_resumed_from(killed),
+            same_bits=weights_fingerprint(whole / "run") == weights_fingerprint(killed / "run"),
+            deviation=_deviation(whole / "run", killed / "run", half),
+        )
+
+
+def _certificate(
+    words: tuple[str, ...], steps: int, half: int, layouts: tuple[int, int], problems: list[str]
+) -> Certificate:
+    return Certificate(words[0], steps, half, 0, layouts, False, float("nan"), tuple(problems))
+
+
+def _resumed_from(folder: Path) -> int:
+    claims = sorted((folder / "run" / "checkpoints").glob("attempt-*.json"))
+    found = re.search(r'"resumed_step": (\d+)', claims[-1].read_text())
+    return int(found[1]) if found else 0
+
+
+def _deviation(whole: Path, killed: Path, half: int) -> float:
+    first, second = _losses(whole), _losses(killed)
+    steps = [step for step in first if step > half and step in second]
+    return max((abs(first[s] - second[s]) / abs(first[s]) for s in steps), default=float("nan"))
+
+
+def _losses(run: Path) -> dict[int, float]:
+    return {step: float(values["train/loss"]) for step, values in step_scalars(run).items()}
