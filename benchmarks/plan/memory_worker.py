@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.plan.cases import Case, cases
 from benchmarks.plan.models import MODELS, make_optimizer
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan.models import MODELS, make_optimizer
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer

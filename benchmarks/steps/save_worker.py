@@ -27,7 +27,7 @@ from benchmarks.steps.workloads import LEARNING_RATE, transformer
 from drivetrain.checkpoint.checkpointer import Checkpointer
 from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import TrainingState
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.config.schema import Checkpoint, Parallel
 from drivetrain.parallel.world import join_world
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.checkpoint.checkpointer import Checkpointer
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.diagnose.finding import Kind
 from drivetrain.diagnose.run import diagnose
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of

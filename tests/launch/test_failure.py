@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivetrain.core.tracebacks import exception_line
+from drivetrain.core.errors import exception_line
 from drivetrain.supervise.ending.account import Account
 from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.ending.report import paragraph

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.config.schema import Parallel
 from drivetrain.parallel.world import join_world
 

@@ -165,8 +165,7 @@ def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> No
 def test_the_list_of_torchruns_flags_is_torchruns() -> None:
     from torch.distributed.run import get_args_parser
 
-    from drivetrain.launch.command import _flags
-    from drivetrain.launch.torchrun_flags import SWITCHES, WITH_VALUE
+    from drivetrain.launch.command import SWITCHES, WITH_VALUE, _flags
 
     listed = {**dict.fromkeys(SWITCHES, False), **dict.fromkeys(WITH_VALUE, True)}
     assert _flags(get_args_parser()) == listed

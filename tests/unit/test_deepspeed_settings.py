@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from drivetrain.cluster.description import Cluster
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.deepspeed.settings import Merged, merge

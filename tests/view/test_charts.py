@@ -8,8 +8,7 @@ import pytest
 
 from drivetrain.view.charts.curve import Curve, Line, curve
 from drivetrain.view.charts.heat import NUM_SHADES, heat, shades_for
-from drivetrain.view.charts.ledger import ledger_bar, ledger_over_time, ledger_table
-from drivetrain.view.charts.timeline import timeline
+from drivetrain.view.charts.ledger import ledger_bar, ledger_over_time, ledger_table, timeline
 from drivetrain.view.run_view import RankGrid
 from drivetrain.view.series import make_series
 from tests.view.runs import HOSTILE, attempt, grid, ledger, run_view

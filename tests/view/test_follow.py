@@ -13,9 +13,9 @@ from benchmarks.reading.made_run import MadeRun, make_run
 from drivetrain.record.reading import open_run
 from drivetrain.record.reading.source import LocalSource
 from drivetrain.record.step_file import FIELDS, header
+from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower
 from drivetrain.view.page.report import report_page
-from drivetrain.view.whole import view_whole
 
 MADE = MadeRun(num_ranks=4, num_steps=400, save_steps=50, slow_rank=2)
 

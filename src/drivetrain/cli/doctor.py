@@ -60,9 +60,8 @@ def run(asked: Asked) -> int:
 
 def _question(asked: Asked) -> Question:
     from drivetrain.doctor.examine import Question
-    from drivetrain.doctor.expected import read_expected
     from drivetrain.doctor.facts import Expected
-    from drivetrain.doctor.question import ports_of, read_words, timeouts_of
+    from drivetrain.doctor.question import ports_of, read_expected, read_words, timeouts_of
 
     words = read_words(asked.words)
     return Question(
@@ -102,7 +101,7 @@ def _channels(asked: Asked, question: Question) -> Iterator[Sequence[Channel] | 
 def show_env() -> int:
     """Print the report."""
     from drivetrain.doctor.host import host_facts
-    from drivetrain.doctor.paste import paste_lines
+    from drivetrain.doctor.report import paste_lines
 
     sys.stdout.write("\n".join(paste_lines(host_facts())) + "\n")
     return 0

@@ -16,7 +16,7 @@ from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.units import readable_duration, readable_rate
 from drivetrain.record.ledger import CLASSES, Ledger
-from drivetrain.record.ledger.look import COLOURS, LABELS
+from drivetrain.record.ledger.values import COLOURS, LABELS
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import Status, status_of
 

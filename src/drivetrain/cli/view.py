@@ -15,8 +15,8 @@ from drivetrain.record.reading import open_run
 def report(address: str, output: str) -> int:
     """Write the page."""
     from drivetrain.diagnose.run import diagnose
+    from drivetrain.view.describe import view_whole
     from drivetrain.view.page.report import report_page
-    from drivetrain.view.whole import view_whole
 
     run = view_whole(open_run(address), time.time(), diagnose(address))
     _write_page(output, report_page(run, time.time()))
@@ -26,8 +26,8 @@ def report(address: str, output: str) -> int:
 def compare(here: str, there: str, output: str | None) -> int:
     """Show both; write a page too, if asked."""
     from drivetrain.view.compare import compare_runs
+    from drivetrain.view.describe import view_whole
     from drivetrain.view.terminal.comparison import show_comparison
-    from drivetrain.view.whole import view_whole
 
     runs = [view_whole(open_run(address), time.time()) for address in (here, there)]
     found = compare_runs(runs[0], runs[1])

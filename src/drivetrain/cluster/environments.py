@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import ClassVar
 
 from drivetrain.cluster.identity import ClusterEnvironment, Identity, whole_number
+from drivetrain.core.errors import EnvironmentProblem, Problem
 
 
 class Torchrun:
@@ -208,3 +210,22 @@ ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
     Kubernetes,
     SingleProcess,
 )
+
+
+def detect(variables: Mapping[str, str] | None = None) -> Identity:
+    """Who this process is, from its environment variables."""
+    variables = os.environ if variables is None else variables
+    environment = next(env for env in ENVIRONMENTS if env.detect(variables))
+    identity = environment.identity(variables)
+    if not 0 <= identity.rank < identity.world_size:
+        raise EnvironmentProblem(
+            [
+                Problem(
+                    f"rank ({identity.environment})",
+                    f"outside a world of {identity.world_size}",
+                    "clear stale RANK and WORLD_SIZE variables, or start with the launcher",
+                    identity.rank,
+                )
+            ]
+        )
+    return identity

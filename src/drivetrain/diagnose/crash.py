@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drivetrain.core.tracebacks import exception_line
+from drivetrain.core.errors import exception_line
 from drivetrain.core.units import readable_bytes
 from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import first_difference

@@ -26,7 +26,24 @@ from drivetrain.doctor.facts import (
     Timeouts,
 )
 from drivetrain.doctor.network import collective_address, is_loopback
-from drivetrain.doctor.pairs import rounds
+
+Paired = TypeVar("Paired")
+
+# Up to so many rounds, all pairs of 64 hosts; of more hosts each still meets 63 others.
+MOST_ROUNDS = 63
+
+
+def rounds(members: Sequence[Paired], most: int = MOST_ROUNDS) -> list[list[tuple[Paired, Paired]]]:
+    """Disjoint pairs, round by round; an odd member sits out."""
+    circle: list[Paired | None] = [*members, *([None] if len(members) % 2 else [])]
+    found = []
+    for _ in range(min(most, max(0, len(circle) - 1))):
+        half = len(circle) // 2
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found.append([(a, b) for a, b in facing if a is not None and b is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return found
+
 
 _ANY_PORT = 0
 _NUM_CLOCK_READINGS = 5

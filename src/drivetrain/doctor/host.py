@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from drivetrain.core.redaction import without_secrets
 from drivetrain.doctor import hardware, network, versions
 from drivetrain.doctor.facts import HostFacts
-from drivetrain.doctor.ports import port_use
+from drivetrain.doctor.network import port_use
 from drivetrain.doctor.storage import probe
 
 _STEERING = (

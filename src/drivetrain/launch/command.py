@@ -164,3 +164,43 @@ def _not_a_flag(word: str, has_value: str, known: dict[str, bool]) -> Exception:
     near = difflib.get_close_matches(name, [*known, *ALIASES, "--script", "--backend"], n=1)
     remedy = f"did you mean {near[0]}?" if near else "the script's own flags go after the script"
     return ConfigError([Problem(word, "unknown flag", remedy, has_value=False)])
+
+
+SWITCHES = ("--standalone", "--module", "-m", "--no-python", "--run-path", "--virtual-local-rank")
+WITH_VALUE = (
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--max-restarts",
+    "--monitor-interval",
+    "--start-method",
+    "--event-log-handler",
+    "--role",
+    "--log-dir",
+    "--redirects",
+    "-r",
+    "--tee",
+    "-t",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--shutdown-timeout",
+)
+
+
+def add_torchruns_flags(parser: argparse.ArgumentParser) -> None:
+    """Their names, and which take a value."""
+    for flag in SWITCHES:
+        parser.add_argument(flag, action="store_true")
+    for flag in WITH_VALUE:
+        parser.add_argument(flag)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.launch.allocation import nodes_of_step
-from drivetrain.launch.command import Command, add_our_flags, parse_command
+from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
 from drivetrain.launch.inherited import budgets_of, command_of_ranks, variables_of_ranks
-from drivetrain.launch.torchrun_flags import add_torchruns_flags
 from drivetrain.record.session import COMMAND_S, NODE_SESSION
 from drivetrain.supervise.processes.head_start import HeadStart
 

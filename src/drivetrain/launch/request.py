@@ -26,6 +26,7 @@ from drivetrain.launch.command import (
     ALIASES,
     Command,
     add_our_flags,
+    add_torchruns_flags,
     parse_command,
 )
 from drivetrain.launch.job import Job, seconds_of
@@ -39,7 +40,6 @@ from drivetrain.launch.target import (
     target_type,
     with_options,
 )
-from drivetrain.launch.torchrun_flags import add_torchruns_flags
 
 _ASKS_FOR_A_TARGET = ("--on", "--hosts", "--launch-file")
 # GPUs are asked of a scheduler by name; without one, as many processes are meant.

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drivetrain.cluster.description import Cluster
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.config.schema import Parallel
 from drivetrain.parallel.world import World, join_world
 

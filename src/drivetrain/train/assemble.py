@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from drivetrain.checkpoint.state import Stateful
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from drivetrain.core.units import readable_rate
 from drivetrain.view.run_view import RunView
@@ -36,3 +39,18 @@ def typical(run: RunView, name: str) -> float | None:
     """The median: a rate's mean is drawn down by the one slow start."""
     values = sorted(v for v in run.scalar(name).values.tolist() if math.isfinite(v))
     return values[len(values) // 2] if values else None
+
+
+def planned_and_measured(run: RunView, plan: Mapping[str, Any]) -> RunView:
+    """The run with its plan's rows; unchanged when there is no plan."""
+    if not plan.get("plans"):
+        return run
+    best, samples = plan["plans"][0], plan["question"]["global_batch_size"]
+    samples_per_s = typical(run, "throughput/samples_per_sec")
+    if not samples_per_s:
+        return run
+    rows = (
+        ("step", float(best["step_s"]["total"]), samples / samples_per_s, "s"),
+        ("samples", float(best["samples_per_s"]), samples_per_s, "samples/s"),
+    )
+    return replace(run, plan=rows)

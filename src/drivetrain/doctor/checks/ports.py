@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from drivetrain.core.finding import Finding
 from drivetrain.doctor.facts import Examination, PortUse
-from drivetrain.doctor.ports import age_text
+from drivetrain.doctor.network import age_text
 
 
 def check(examination: Examination) -> Iterator[Finding]:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.launch.checks import script_problems, shape_problems
 from drivetrain.launch.conducting import conducted
 from drivetrain.launch.conducting.member import FILE, Member, Members, on_leash
-from drivetrain.launch.job import Job
+from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered, option
 from drivetrain.launch.targets.hosts_file import Machine, read_hosts
 from drivetrain.launch.targets.hosts_ready import check_machines, copy_code, over_ssh

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from drivetrain.core.errors import Problem
-from drivetrain.launch.checks import script_problems, shape_problems
 from drivetrain.launch.conducting import conducted
 from drivetrain.launch.conducting.member import FILE, Member, Members, on_leash
-from drivetrain.launch.job import Job
+from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.core.bounded import SMALL_BYTES, parse_json
-from drivetrain.core.errors import DamagedRun
-from drivetrain.core.tracebacks import exception_line
+from drivetrain.core.errors import DamagedRun, exception_line
 from drivetrain.record.numbers import attempt_of, check_numbers
 from drivetrain.record.reading.source import Source
 

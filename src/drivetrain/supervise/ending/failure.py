@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drivetrain.core.tracebacks import exception_line
+from drivetrain.core.errors import exception_line
 from drivetrain.diagnose.stacks import traceback_line
 
 # What a rank says when it only noticed that another one is gone.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import accelerator_type, num_devices
 from drivetrain.parallel.relaunch import local_ranks

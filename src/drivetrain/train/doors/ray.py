@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from drivetrain.cluster.detect import detect
+from drivetrain.cluster.environments import detect
 from drivetrain.core.errors import ConfigError, Problem, WorkerFailure
 from drivetrain.core.extras import require
 from drivetrain.record.run_directory import RunDirectory

@@ -8,10 +8,9 @@ from drivetrain._version import __version__
 from drivetrain.view.charts.curve import Line
 from drivetrain.view.charts.ledger import ledger_bar
 from drivetrain.view.compare import Comparison
-from drivetrain.view.names import is_drawn, order_of, title_of
 from drivetrain.view.page.report import Drawing, curve_of
-from drivetrain.view.page.style import style_sheet
-from drivetrain.view.page.template import render
+from drivetrain.view.page.template import render, style_sheet
+from drivetrain.view.series import is_drawn, order_of, title_of
 
 
 def compare_page(comparison: Comparison, made_s: float) -> str:

@@ -13,16 +13,19 @@ from markupsafe import Markup
 from drivetrain._version import __version__
 from drivetrain.view.charts.curve import Curve, Line, curve
 from drivetrain.view.charts.heat import heat
-from drivetrain.view.charts.ledger import ledger_bar, ledger_over_time, ledger_table
-from drivetrain.view.charts.timeline import css_of_kind, timeline
+from drivetrain.view.charts.ledger import (
+    css_of_kind,
+    ledger_bar,
+    ledger_over_time,
+    ledger_table,
+    timeline,
+)
 from drivetrain.view.figures import key_figures
-from drivetrain.view.names import is_about_the_machine, is_drawn, order_of, title_of
-from drivetrain.view.page.style import style_sheet
-from drivetrain.view.page.template import render
+from drivetrain.view.page.template import render, style_sheet
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
 from drivetrain.view.scale import duration_text, number_text
-from drivetrain.view.series import Series
+from drivetrain.view.series import Series, is_about_the_machine, is_drawn, order_of, title_of
 from drivetrain.view.verdict import as_sentence, verdict
 
 _SHOWN_CHECKPOINTS = 12

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 import time
@@ -13,8 +15,35 @@ from rich.live import Live
 
 from drivetrain.view.follow import RunFollower
 from drivetrain.view.run_view import RunView
-from drivetrain.view.terminal.keys import keys_within, single_keys
 from drivetrain.view.terminal.screen import screen
+
+
+@contextmanager
+def single_keys() -> Iterator[None]:
+    """The terminal hands over each key as it is pressed, and shows none; put back at the end."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def keys_within(seconds: float) -> str:
+    """What was pressed within that time, several keys if they came at once; empty for nothing."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return ""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    # not through sys.stdin, which reads ahead what select() then knows nothing of
+    return os.read(sys.stdin.fileno(), 1024).decode(errors="replace") if ready else ""
+
 
 _NOTICED_S = 0.2
 """How soon a terminal of another size is drawn anew."""

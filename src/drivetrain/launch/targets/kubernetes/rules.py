@@ -9,8 +9,7 @@ from pathlib import PurePosixPath
 
 from drivetrain.core.errors import Problem
 from drivetrain.core.redaction import clean_text, is_secret, secrets_among
-from drivetrain.launch.checks import variable_problems
-from drivetrain.launch.job import Job
+from drivetrain.launch.job import Job, variable_problems
 from drivetrain.launch.targets.kubernetes.names import (
     LABEL,
     MARK_CHARACTERS,
@@ -19,7 +18,24 @@ from drivetrain.launch.targets.kubernetes.names import (
     object_name,
 )
 from drivetrain.launch.targets.kubernetes.options import KINDS, Options
-from drivetrain.launch.targets.kubernetes.quantity import amount_of
+
+_FORM = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]\d+)?")
+_DECIMAL = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
+
+
+def amount_of(text: str) -> float | None:
+    """The number meant; None when Kubernetes would refuse it."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        return None
+    number, unit = float(match[1]), match[2]
+    if unit is None:
+        return number
+    if unit[0] in "eE" and unit[1:].isdigit():
+        return number * 10.0 ** int(unit[1:])
+    return number * {**_DECIMAL, **_BINARY}[unit]
+
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _IMAGE = re.compile(r"[\w.\-/:]+?(:(?P<tag>[\w.\-]+))?(@sha256:(?P<digest>[0-9a-f]{64}))?")

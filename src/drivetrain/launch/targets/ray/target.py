@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.core.errors import Problem
-from drivetrain.launch.checks import script_problems, shape_problems
-from drivetrain.launch.job import Job
+from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered, State, Status
 from drivetrain.launch.targets.ray import jobs
 from drivetrain.launch.targets.ray.driver import driver_script, foreign_flags

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
-from drivetrain.launch.checks import script_problems, shape_problems
-from drivetrain.launch.job import Job
+from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.tail import tail
 from drivetrain.launch.target import Rendered, State, Status
 from drivetrain.launch.targets.slurm import states
