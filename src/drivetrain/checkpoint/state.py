@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.core.blame import blame
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of
 
@@ -113,7 +114,11 @@ class TrainingState:
             _restore_random(own["random"], self.accelerator)
             for name, thing in self.own.items():
                 if name in own:
-                    thing.load_state_dict(own[name])
+                    try:
+                        thing.load_state_dict(own[name])
+                    except Exception as error:
+                        blame(error, f"load_state_dict of {name} (stateful)")
+                        raise
 
     def forget(self, names: list[str]) -> None:
         """Drop optimizer state that the checkpoint does not have: it had not come into being."""
@@ -133,7 +138,7 @@ class TrainingState:
     def _own(self) -> dict[str, Any]:
         return {
             "random": _random_state(self.accelerator),
-            **{name: thing.state_dict() for name, thing in self.own.items()},
+            **{name: _state_of(thing, name) for name, thing in self.own.items()},
         }
 
     def _model_state(self) -> dict[str, torch.Tensor]:
@@ -154,6 +159,14 @@ class TrainingState:
                 elif value is not None:
                     values[name] = plain(value, name)
         return tensors, values
+
+
+def _state_of(thing: Stateful, name: str) -> dict[str, Any]:
+    try:
+        return thing.state_dict()
+    except Exception as error:
+        blame(error, f"state_dict of {name} (stateful)")
+        raise
 
 
 def own_name(rank: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from drivetrain.cli.reading import reading
 from drivetrain.cli.say import hand_on, say
-from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
 from drivetrain.core.plain_text import plain, plain_but_coloured
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request
@@ -32,7 +32,9 @@ def submit(request: Request) -> int:
 
 def show(folder: str) -> None:
     """One line per submitted run."""
-    found = [line for path in _runs(Path(folder)) if (line := _line(path))]
+    runs = _runs(Path(folder))
+    is_asked_for = runs == [Path(folder)]
+    found = [line for path in runs if (line := _line(path, is_asked_for=is_asked_for))]
     if not found:
         rule = "no submitted run in it"
         remedy = "drivetrain train --on slurm … submits one"
@@ -41,8 +43,11 @@ def show(folder: str) -> None:
         say(line)
 
 
-def _line(path: Path) -> str | None:
-    """One job; one that cannot be read does not keep the others from being shown."""
+def _line(path: Path, *, is_asked_for: bool) -> str | None:
+    """One job; one that cannot be read or asked does not keep the others from being shown.
+
+    `is_asked_for`: it is the only one, and why it does not answer is the command's own error.
+    """
     try:
         with reading(str(path)):
             made = submission.find(path)
@@ -51,6 +56,10 @@ def _line(path: Path) -> str | None:
             status = made.status()
     except DamagedRun as error:
         return f"{'damaged':<9}  {path}  ({error})"
+    except (DrivetrainError, OSError) as error:
+        if is_asked_for:
+            raise
+        return plain(f"{'unreachable':<9}  {path}  ({error})")
     words = [f"{status.state:<9}", made.job.run_dir, f"{made.target.name} job {made.id}"]
     words += [f"on {','.join(status.hosts)}"] if status.hosts else []
     words += [f"({status.detail})"] if status.detail else []

@@ -62,6 +62,7 @@ _PASS = re.compile(
 _USER = re.compile(r"((?<!\S)(?:-u|--user|--proxy-user)[\s=]{0,8})([^\s:\"']{1,200}:[^\s\"']++)")
 _BLOB = re.compile(r"(?<![\w/.+=-])[A-Za-z0-9+/_=-]{32,}+(?![\w/.+=-])")
 _BLOB_ENTROPY_BITS = 3.5
+_CALL = re.compile(r'^(  File "[^"\n]*", line \d+, in .*\n)', re.MULTILINE)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -92,6 +93,12 @@ def clean_text(text: str) -> str:
     for named in (_ASSIGNED, _PASS, _USER):
         text = named.sub(_keep_name, text)
     return _BLOB.sub(lambda match: REMOVED if _is_random(match[0]) else match[0], text)
+
+
+def clean_traceback(text: str) -> str:
+    """The same of a traceback, whose calls keep their place: file, line and function."""
+    parts = _CALL.split(text)  # what is between calls, and each call
+    return "".join(part if _CALL.fullmatch(part) else clean_text(part) for part in parts)
 
 
 def secrets_among(words: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from drivetrain.data.batches import BatchPlan, MicroBatch
 from drivetrain.data.feed import KeyedDataset, Turn, position_in
+from drivetrain.data.reading import Collated
 from drivetrain.data.sources import Source
 
 
@@ -64,7 +65,7 @@ class DealtFeed:
         loader: DataLoader[Any] = DataLoader(
             KeyedDataset(self._source, self.plan, rank, self._seed),
             batch_sampler=_OrderFrom(self.plan, rank, step, self._total_steps),
-            collate_fn=self._source.collate,
+            collate_fn=Collated(self._source.collate),
             **self._source.loader_options,
         )
         return iter(loader)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from drivetrain.data.reading import Collated, ReadDataset, in_order
 from drivetrain.data.sources import Source
 
 
@@ -44,17 +45,17 @@ class EvaluationFeed:
         if in_lockstep and len(own) < rounds:
             ids.append([0])
         loader: DataLoader[Any] = DataLoader(
-            self._source.dataset,
+            ReadDataset(self._source.dataset),
             batch_sampler=ids,
-            collate_fn=self._source.collate,
+            collate_fn=Collated(self._source.collate),
             **self._source.loader_options,
         )
         for turn, batch in enumerate(loader):
             yield EvaluationBatch(batch, len(ids[turn]) if turn < len(own) else 0)
 
     def _from_stream(self, *, in_lockstep: bool) -> Iterator[EvaluationBatch]:
-        samples = iter(self._source.dataset)
-        collate = self._source.collate
+        samples = in_order(self._source.dataset)
+        collate = Collated(self._source.collate)
         first: list[Any] = []
         for turn in itertools.count():
             chunk = list(itertools.islice(samples, self._batch_size))

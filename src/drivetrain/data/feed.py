@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from drivetrain.data.batches import BatchPlan, DataPosition, MicroBatch
 from drivetrain.data.keys import DATA, fold, turn_seed
 from drivetrain.data.own_ids import OwnIds
+from drivetrain.data.reading import Collated, read
 from drivetrain.data.seeding import seed_data
 from drivetrain.data.sources import Source
 
@@ -82,7 +83,7 @@ class MapFeed:
         loader: DataLoader[Any] = DataLoader(
             keyed,
             batch_sampler=order,
-            collate_fn=self._source.collate,
+            collate_fn=Collated(self._source.collate),
             **self._source.loader_options,
         )
         turns = order.pair_with(loader)
@@ -132,8 +133,4 @@ class KeyedDataset(Dataset[Any]):
     def __getitems__(self, micro: MicroBatch) -> list[Any]:
         if self._draws:
             seed_data(turn_seed(self._stream, micro.step, micro.index))
-        ids = self._ids.ids(micro)
-        if hasattr(self._dataset, "__getitems__"):
-            samples: list[Any] = self._dataset.__getitems__(ids)
-            return samples
-        return [self._dataset[i] for i in ids]
+        return read(self._dataset, self._ids.ids(micro))

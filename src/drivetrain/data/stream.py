@@ -19,6 +19,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan, MicroBatch
 from drivetrain.data.feed import Turn
 from drivetrain.data.keys import DATA, fold, turn_seed
+from drivetrain.data.reading import Collated, in_order
 from drivetrain.data.seeding import seed_data
 from drivetrain.data.sources import Source
 
@@ -226,11 +227,10 @@ class SameStream(IterableDataset[Turn]):
         for turn, (micro, samples) in enumerate(self._turns()):
             if turn % num_workers == worker_id:
                 seed_data(turn_seed(self._key, micro.step, micro.index))
-                yield micro, self._source.collate(samples)
+                yield micro, Collated(self._source.collate)(samples)
 
     def _samples(self) -> Iterator[Any]:
-        samples: Iterator[Any] = iter(self._source.dataset)
-        return samples
+        return in_order(self._source.dataset)
 
     def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
         for whole, chunk in self._batches(self._plan.global_batch_size):
@@ -256,8 +256,7 @@ class OwnShard(SameStream):
     def _samples(self) -> Iterator[Any]:
         dataset, num_ranks = self._source.dataset, self._plan.num_ranks
         if hasattr(dataset, "shard"):
-            shard: Iterator[Any] = iter(dataset.shard(num_shards=num_ranks, index=self._rank))
-            return shard
+            return in_order(dataset.shard(num_shards=num_ranks, index=self._rank))
         return itertools.islice(super()._samples(), self._rank, None, num_ranks)
 
     def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:

@@ -21,6 +21,8 @@ _LIBRARY = re.compile(
 )
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)')
+_CALL, _BELOW_CALL = '  File "', "    "
+"""How a Python traceback's calls begin, and the lines of source below them."""
 _PROCESS = re.compile(r"^process (\d+):$")
 
 
@@ -106,6 +108,37 @@ def traceback_line(error: str) -> Frame | None:
     return innermost_users(
         reversed([frame for line in error.splitlines() if (frame := _frame(line))])
     )
+
+
+def own_calls(error: str) -> str:
+    """A Python traceback with the user's own calls, and the one that raised; the rest left out.
+
+    Without a call of the user's own it stays as it is.
+    """
+    lines = error.splitlines()
+    calls = [number for number, line in enumerate(lines) if line.startswith(_CALL)]
+    if not any(_is_users(lines[number]) for number in calls):
+        return error
+    kept, keeps = [], True
+    for number, line in enumerate(lines):
+        if line.startswith(_CALL):
+            keeps = _is_users(line) or _raises(lines, number)
+        elif not line.startswith(_BELOW_CALL):
+            keeps = True
+        if keeps:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def _is_users(line: str) -> bool:
+    frame = _frame(line)
+    return frame is not None and frame.is_users
+
+
+def _raises(lines: Sequence[str], number: int) -> bool:
+    """Whether a call is the innermost: below its source comes the exception."""
+    below = next((line for line in lines[number + 1 :] if not line.startswith(_BELOW_CALL)), "")
+    return not below.startswith(_CALL)
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:

@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.record.session import TRAINS, Progress, read_progress
-from drivetrain.supervise.ending.account import Account
+from drivetrain.supervise.ending.account import Account, whole_traceback
 from drivetrain.supervise.ending.classify import classify, last_step
 from drivetrain.supervise.ending.failure import RankFailure, root_cause
 from drivetrain.supervise.ending.testimony import Testimony
@@ -133,6 +133,7 @@ class Attempt:
             exits={self.global_rank(local): code for local, code in codes.items()},
             ranks=tuple(worker.global_rank for worker in self.group.workers),
             resources={self.global_rank(local): facts for local, facts in resources.items()},
+            whole=whole_traceback(self._session, failures),
         )
 
     def _wait_for_more(self, codes: Mapping[int, int], patience_s: float) -> Mapping[int, int]:

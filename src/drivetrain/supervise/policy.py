@@ -133,7 +133,8 @@ def _may_help(end: End, history: Sequence[End]) -> bool:
     after an error of its own before the first step of its first life.
     """
     has_trained = any(other.step for other in history)
-    own_error = end.kind is Kind.START_UP and not end.by_signal and not has_trained
+    is_mistake = end.kind is Kind.FAILED and not end.step and bool(end.fault)
+    own_error = (end.kind is Kind.START_UP or is_mistake) and not end.by_signal and not has_trained
     return end.trains and end.exit_code not in _HOPELESS and not own_error
 
 

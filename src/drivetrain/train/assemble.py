@@ -40,7 +40,7 @@ from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
-from drivetrain.train.contract import model_terms, optimizer_terms
+from drivetrain.train.contract import agree_on_model, model_terms, optimizer_terms
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
 from drivetrain.train.refusals import check_model, check_optimizer
@@ -92,6 +92,7 @@ def assemble(
     if os.environ.get("DRIVETRAIN_LIVE"):
         resolved = resolved.choose("fault_tolerance", "live", "drivetrain train --live")
     is_live = resolved.config.fault_tolerance == "live"
+    is_own_world = world is None
     if world is None:
         world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
     resolved = _choose(resolved, world.identity.world_size if is_live else world.layout.dp)
@@ -105,6 +106,8 @@ def assemble(
     _check_schedule(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
+    if is_own_world and not is_live:
+        agree_on_model(model, world)
     made = model_terms(model)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)

@@ -24,6 +24,9 @@ _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", 
 """Of an optimizer's groups: what changes no number beyond rounding."""
 
 
+_MOST_TOLD = 3
+
+
 def contract_of(config: RunConfig, source: Source, made: Terms, world: World) -> Contract:
     """Every term of a run, and what the user accepts a change of. Reads a few samples."""
     terms = {
@@ -41,17 +44,58 @@ def contract_of(config: RunConfig, source: Source, made: Terms, world: World) ->
 
 def model_terms(model: nn.Module) -> dict[str, Any]:
     """The model as the user's function has made it, before it is spread."""
-    parameters = dict(model.named_parameters())
-    state = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
-    lines = [
-        f"{name} {tuple(tensor.shape)} {tensor.dtype} "
-        f"{name in parameters and parameters[name].requires_grad}"
-        for name, tensor in state.items()
-    ]
+    state = _tensors(model)
+    lines = [f"{name} {what}" for name, what in _described(model).items()]
     digest = hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=4).hexdigest()
     numbers = sum(tensor.numel() for tensor in state.values())
     dtypes = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in state.values()}))
     return {"model": f"{len(state)} tensors, {numbers:,} numbers in {dtypes} ({digest})"}
+
+
+def agree_on_model(model: nn.Module, world: World) -> None:
+    """ConfigError on every rank when one has made another model than rank 0. A collective call.
+
+    Before the model is spread: torch would only say that some number of parameters differs.
+    """
+    own = _described(model)
+    digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=16).hexdigest()
+    rank = world.first_with(world.agree(digest) != digest)
+    if rank is None:
+        return
+    first: dict[str, str] = json.loads(world.agree(json.dumps(own)))
+    told = [
+        [name, own.get(name, "not there"), first.get(name, "not there")]
+        for name in dict.fromkeys((*first, *own))
+        if own.get(name) != first.get(name)
+    ] or [["model", "the same tensors in another order", "in this one"]]
+    found = json.loads(world.agree(json.dumps(told), speaker=rank))
+    remedy = "make the same model on every rank: let nothing in it depend on the rank"
+    problems = [
+        Problem(name, f"on rank {rank}, and {_readable(theirs)} on rank 0", remedy, _readable(here))
+        for name, here, theirs in found[:_MOST_TOLD]
+    ]
+    if len(found) > _MOST_TOLD:
+        rule = f"{len(found) - _MOST_TOLD} more tensors differ"
+        problems.append(Problem("model", rule, remedy, has_value=False))
+    raise ConfigError(problems)
+
+
+def _readable(what: str) -> str:
+    return what.replace(" True", ", trained").replace(" False", "").replace("torch.", "")
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+
+
+def _described(model: nn.Module) -> dict[str, str]:
+    """Every tensor of a model: its shape, its number format, and whether it is trained."""
+    parameters = dict(model.named_parameters())
+    return {
+        name: f"{tuple(tensor.shape)} {tensor.dtype} "
+        f"{name in parameters and parameters[name].requires_grad}"
+        for name, tensor in _tensors(model).items()
+    }
 
 
 def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory) -> dict[str, Any]:

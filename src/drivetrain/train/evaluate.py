@@ -14,6 +14,7 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 
+from drivetrain.core.blame import blame
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
@@ -95,6 +96,9 @@ def evaluate(
                 check_metrics(values)
                 if num_samples and spread.counts:
                     part.add(values, num_samples)
+    except Exception as error:
+        blame(error, f"the evaluation after step {step}")
+        raise
     finally:
         module.train(was_training)
     whole = _over_all_ranks(part, world)

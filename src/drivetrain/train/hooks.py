@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.core.blame import blame
+
 if TYPE_CHECKING:
     from drivetrain.train.history import EvaluationResult, StepMetrics
     from drivetrain.train.trainer import Trainer
@@ -76,4 +78,8 @@ class HookCaller:
     def __call__(self, name: str, *arguments: Any) -> None:
         """Call every hook that overrides `name`."""
         for method in self._by_name[name]:
-            method(self._trainer, *arguments)
+            try:
+                method(self._trainer, *arguments)
+            except Exception as error:
+                blame(error, f"the hook {getattr(method, '__qualname__', name)}")
+                raise

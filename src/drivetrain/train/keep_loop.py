@@ -24,6 +24,7 @@ from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
+from drivetrain.core.redaction import clean_text
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Turn
@@ -104,6 +105,7 @@ class KeptLoop:
         """While the loop goes on."""
         self._open_recorder: Callable[[], Recorder] | None = None
         """From the loop's beginning on."""
+        self._log: Callable[[], None] = lambda: None
         self._unreported: list[tuple[EvaluationResult, int | None]] = []
         """Evaluations before the loop began."""
 
@@ -153,9 +155,11 @@ class KeptLoop:
                     recorder.instant("run_failed", error="left in a step", step=begun)
                     raise
                 self._engine.timer.done(self._at.step)
+                if (left_out := saver.unsaved()) is not None:
+                    reporter.say(left_out)
                 recorder.instant("run_end", **self.history.summary())
             except BaseException as error:
-                recorder.instant("run_failed", error=repr(error), step=self._at.step)
+                recorder.instant("run_failed", error=clean_text(repr(error)), step=self._at.step)
                 raise
             finally:
                 self._reporter = None
@@ -174,6 +178,7 @@ class KeptLoop:
                 reporter.steps(metrics)
                 logged.note(metrics)
 
+        self._log = log
         for turns in self.assembly.feed.steps(self.assembly.total_steps, config.num_train_epochs):
             timer.begin()
             number = self._at.step
@@ -237,6 +242,13 @@ class KeptLoop:
         self._engine.timer.ended()
         self._at.step += 1
         self._turns_are_done = False
+
+    def save(self) -> None:
+        """Keep the step that was just done, whatever checkpoint.every_steps says. On every rank."""
+        if self._reporter is None or self._at.step == 0 or self._turns_are_done:
+            raise RuntimeError("save() belongs after step(), inside `for step in loop.steps()`")
+        self._log()
+        self._saver.save_now()
 
     def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
         """Every validation sample once; the same value at any number of ranks."""

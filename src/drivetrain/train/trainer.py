@@ -17,6 +17,7 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.intercept import Intercepted, is_intercepting
+from drivetrain.core.redaction import clean_text
 from drivetrain.data.sources import refuse_one_pass
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
@@ -141,7 +142,7 @@ class Trainer:
             notify("on_fit_end")
         except BaseException as error:
             notify("on_exception", error)
-            recorder.instant("run_failed", error=repr(error), step=saver.at.step)
+            recorder.instant("run_failed", error=clean_text(repr(error)), step=saver.at.step)
             raise
         finally:
             saver.close()

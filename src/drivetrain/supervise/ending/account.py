@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.core.redaction import clean_text, clean_traceback
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.ending.failure import RankFailure, by_cause
 from drivetrain.supervise.ending.testimony import Testimony
@@ -32,6 +33,8 @@ class Account:
     ranks: Sequence[int] = ()
     """This node's."""
     resources: Mapping[int, Facts] = field(default_factory=dict)
+    whole: Path | None = None
+    """Where all of the first failure's traceback will be written."""
 
     def facts(self) -> dict[str, Any]:
         """As they are written down, the root cause first."""
@@ -40,15 +43,15 @@ class Account:
             "step": self.end.step,
             "host": self.host,
             "time_s": time.time(),
-            "detail": self.detail,
-            "why": self.why,
+            "detail": clean_text(self.detail),
+            "why": clean_text(self.why),
             "restarts": self.restarts,
             "failures": [
                 {
                     "rank": f.rank,
                     "pid": f.pid,
                     "exit_code": f.exit_code,
-                    "error": f.error,
+                    "error": clean_traceback(f.error),
                     "at_s": f.at_s,
                     "is_collateral": f.is_collateral or f.was_ended_by_us,
                 }
@@ -58,6 +61,17 @@ class Account:
             "hosts": dict.fromkeys(self.ranks, self.host),
             "resources": dict(self.resources),
         }
+
+
+def whole_traceback(session: Path, failures: Sequence[RankFailure]) -> Path | None:
+    """The file `write_end` will write it to; None, where there is no run directory."""
+    named = _named(session)
+    return traceback_file(*named, by_cause(failures)[0].rank) if named and failures else None
+
+
+def traceback_file(run: RunDirectory, attempt: int, rank: int) -> Path:
+    """One rank's, in words that a person can read (end.json has the same for programs)."""
+    return run.attempt(attempt) / "tracebacks" / f"{rank:05d}.txt"
 
 
 def write_closed(session: Path, exit_code: int) -> None:
@@ -98,6 +112,9 @@ def write_end(
             if testimony.collectives:
                 path = run.attempt(attempt) / "collectives" / f"{rank:05d}.json"
                 _write(path, testimony.collectives)
+        for failure in account.failures:
+            if "\n" in failure.error.strip():
+                _write(traceback_file(run, attempt, failure.rank), clean_traceback(failure.error))
         run.end_attempt(attempt, account.facts())
     return run.path, attempt
 

@@ -6,9 +6,11 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from drivetrain.core.blame import raised_by, without_blame
 from drivetrain.core.errors import exception_line
-from drivetrain.diagnose.stacks import traceback_line
+from drivetrain.diagnose.stacks import own_calls, traceback_line
 
 # What a rank says when it only noticed that another one is gone.
 # These are a script's own (a download, say), whatever their text.
@@ -63,7 +65,7 @@ class RankFailure:
     @property
     def is_collateral(self) -> bool:
         """Whether it only noticed that another rank is gone."""
-        last_line = self.error.strip().rpartition("\n")[2]
+        last_line = without_blame(self.error).strip().rpartition("\n")[2]
         if not self.error or _OWN.match(last_line):
             return False
         return bool(_COLLATERAL.search(last_line))
@@ -77,8 +79,18 @@ class RankFailure:
     def fault(self) -> str:
         """A mistake of the code and its place; empty for what may pass (a connection, a device)."""
         name, line = self.said.partition(":")[0], traceback_line(self.error)
+        is_torchs = name == "RuntimeError" or name.startswith("torch.")
+        if self.is_collateral or (is_torchs and _WORLD.search(self.said)):
+            return ""
+        if self.raised_by:  # in the user's own code any error counts, if its words are the same
+            return f"{self.said} at {line or self.raised_by}"
         is_mistake = name in _MISTAKES and not _WORLD.search(self.said)
         return f"{name} at {line}" if is_mistake and line is not None else ""
+
+    @property
+    def raised_by(self) -> str:
+        """Which part of the user's own raised it, as far as that was seen (core/blame.py)."""
+        return raised_by(self.error)
 
     @property
     def how(self) -> str:
@@ -116,15 +128,25 @@ def was_aborted(failures: Sequence[RankFailure]) -> bool:
     return bool(failures) and root_cause(failures).killed_by == signal.SIGABRT.name
 
 
-def verdict(failures: Sequence[RankFailure], host: str) -> str:
-    """What the user reads: the consequences folded, the cause in full and last."""
+def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = None) -> str:
+    """What the user reads: the consequences folded, the cause last.
+
+    `whole`: the file that has all of its traceback; then the user's own calls are enough here.
+    """
     cause = root_cause(failures)
     text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {_how(cause)}"
     others = sorted(failure.rank for failure in failures if failure is not cause)
     if others:
         ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         text += f"\n({ranks} stopped because of it)"
-    return f"{text}\n\n{cause.error.rstrip()}" if cause.error else text
+    if not cause.error:
+        return text
+    shown = without_blame(cause.error).rstrip()
+    short = own_calls(shown)
+    if whole is not None and short != shown:
+        text += f"\n(only your own calls are shown; the whole traceback: {whole})"
+        shown = short
+    return f"{text}\n\n{shown}"
 
 
 def _how(failure: RankFailure) -> str:

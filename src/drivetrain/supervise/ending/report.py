@@ -6,6 +6,7 @@ import time
 
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
+from drivetrain.diagnose.stacks import traceback_line
 from drivetrain.supervise.ending.account import Account
 from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.policy import End, Kind
@@ -41,6 +42,27 @@ def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = 
     return f"{text}\n  {finding.what}\n  → {finding.remedy}{shown}"
 
 
+def _mistake(cause: RankFailure, end: End) -> str:
+    """One sentence on an error of the user's own: who raised it, when, where, what to do."""
+    if not cause.fault:
+        return ""
+    line = traceback_line(cause.error)
+    at = f", at {line}" if line else ""
+    who = cause.raised_by or "your code"
+    return (
+        f"\n\n{who} raised this {end.where}{at}: {_remedy(who)}, then start the same command "
+        "again; it resumes from the newest checkpoint, if there is one"
+    )
+
+
+def _remedy(who: str) -> str:
+    if "__getitem" in who:
+        return "fix it, or leave that sample out of the dataset"
+    if "(collate)" in who:
+        return "make the samples fit, or pass a DataLoader whose collate_fn puts them together"
+    return "fix it"
+
+
 def paragraph(account: Account) -> str:
     """One paragraph."""
     end, failures, host = account.end, account.failures, account.host
@@ -63,7 +85,7 @@ def paragraph(account: Account) -> str:
             what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
             what += f": {cause.said}" if cause.said else ""
         case _ if failures:
-            what = verdict(failures, host)
+            what = verdict(failures, host, account.whole) + _mistake(root_cause(failures), end)
         case _:
             what = f"{host}: {account.detail or 'ended'} {where}"
     done = "starting again from the last checkpoint" if account.restarts else "stopping"

@@ -9,6 +9,7 @@ afresh instead.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -30,9 +31,13 @@ def main() -> None:
     worker.die_with_parent()
     worker.import_ahead(sys.argv[1:])
     fit = is_fork_safe()
-    line.send(READY if fit else UNFIT)
+    with contextlib.suppress(BrokenPipeError):  # the supervisor has left: read as the end, below
+        line.send(READY if fit else UNFIT)
     while fit:
-        message, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
+        except ConnectionResetError:  # the supervisor has left without reading what was sent
+            return
         if not message:
             return
         control = descriptors[0]
@@ -44,7 +49,8 @@ def main() -> None:
         words = json.loads(message)  # of the workers' command line
         pid = fork_away(lambda: _become_worker(words, line, supervisor), environment)  # noqa: B023
         os.close(control)
-        line.send(f"{pid}\n".encode())
+        with contextlib.suppress(BrokenPipeError):
+            line.send(f"{pid}\n".encode())
 
 
 def _become_worker(words: list[str], line: socket.socket, supervisor: int) -> None:

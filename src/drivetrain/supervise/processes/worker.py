@@ -73,7 +73,9 @@ def run_words(words: list[str]) -> int:
             return error.code or 0
         sys.stderr.write(f"{error.code}\n")
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the script's own, if nobody asked it to stop
+            _leave_for_supervisor(error)
         return 130
     except BaseException as error:
         _leave_for_supervisor(error)

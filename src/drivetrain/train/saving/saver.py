@@ -14,7 +14,7 @@ from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import Stateful
-from drivetrain.core.errors import NotSaved, Preempted
+from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.parallel.communication.auto import Trial
 from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.parallel.local_sgd import agreed_weights
@@ -196,6 +196,23 @@ class Saver:
             self._recorder.spans(self.at.step, ("last_save", began_s, time.perf_counter()))
         if not is_saved:
             raise NotSaved(self._world.agree(self._what_is_missing()))
+
+    def save_now(self) -> None:
+        """Asked for by the script, on all ranks; NotSaved when it cannot be."""
+        if self._rule.every_steps is None:
+            rule, remedy = "nothing of this run is to be saved", "set it to a number, or to auto"
+            raise ConfigError([Problem("checkpoint.every_steps", rule, remedy)])
+        if not self._insist():
+            raise NotSaved(self._world.agree(self._what_is_missing()))
+
+    def unsaved(self) -> str | None:
+        """What to say when a script leaves its loop after a step that is in no checkpoint."""
+        if self._rule.every_steps is None or self._last_saved == self.at.step:
+            return None
+        return (
+            f"warning: the loop was left after step {self.at.step}, of which there is no "
+            "checkpoint; call loop.save() before `break` to keep it"
+        )
 
     def _insist(self) -> bool:
         """Whether the last step was saved, at last."""

@@ -12,12 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import NonFiniteLoss
+from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
 from drivetrain.train.history import History, StepMetrics
 
 _REMEDY = (
     "use precision.dtype=bf16, look for the cause with fp32 (which stops at the first operation "
     "that is not finite), or lower precision.scaler.init_scale"
+)
+
+_MOST_UNCOUNTED = 20
+_UNCOUNTED_REMEDY = (
+    "look at the labels, the mask and the weights: is every label the ignore index (-100 for "
+    "cross_entropy), or every weight 0?"
 )
 
 
@@ -29,6 +35,8 @@ class LoggedSteps:
     say: Callable[[str], None]
     most_skipped: int | None
     _in_a_row: int = 0
+    _uncounted: int = 0
+    """Steps in a row in which not one token counted."""
 
     @classmethod
     def of(cls, config: RunConfig, history: History, say: Callable[[str], None]) -> LoggedSteps:
@@ -46,6 +54,7 @@ class LoggedSteps:
             )
         for step in metrics:
             self._check(step)
+            self._check_count(step)
 
     def _check(self, step: StepMetrics) -> None:
         if not step.is_skipped:
@@ -65,8 +74,28 @@ class LoggedSteps:
                 f"(up to step {step.step}, with loss {step.loss}); {_REMEDY}"
             )
 
+    def _check_count(self, step: StepMetrics) -> None:
+        """Steps in which nothing is counted leave the weights as they are, with a loss of 0."""
+        if step.num_tokens != 0:
+            self._uncounted = 0
+            return
+        self._uncounted += 1
+        if self._uncounted == 1:
+            self.say(
+                f"warning: step {step.step} has not one counted token (every Total's count is 0), "
+                f"so it trains nothing; {_MOST_UNCOUNTED} such steps in a row end the run"
+            )
+        if self._uncounted >= _MOST_UNCOUNTED:
+            raise self._nothing_counted(f"the last {self._uncounted} steps, up to {step.step},")
+
+    def _nothing_counted(self, which: str) -> ConfigError:
+        rule = f"{which} had not one counted token, and trained nothing"
+        return ConfigError([Problem("loss", rule, _UNCOUNTED_REMEDY, "Total(…, 0)")])
+
     def end(self, num_steps: int) -> None:
         """After the run's last step: how many were skipped in all; all of them are no training."""
+        if num_steps and self._uncounted == num_steps:
+            raise self._nothing_counted(f"all {num_steps} steps of the run")
         num_skipped = self.history.skipped_steps
         if not num_skipped:
             return

@@ -1,0 +1,70 @@
+"""The user's own code that reads data, called so that its errors say which sample it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from drivetrain.core.blame import blame
+
+
+def read(dataset: Any, ids: Sequence[int]) -> list[Any]:
+    """Some samples, all at once where the dataset can do that."""
+    name = type(dataset).__name__
+    if hasattr(dataset, "__getitems__"):
+        try:
+            found: list[Any] = dataset.__getitems__(ids)
+        except Exception as error:
+            blame(error, f"{name}.__getitems__({list(ids)})")
+            raise
+        return found
+    samples: list[Any] = []
+    try:
+        for i in ids:
+            samples.append(dataset[i])
+    except Exception as error:
+        blame(error, f"{name}.__getitem__({ids[len(samples)]})")
+        raise
+    return samples
+
+
+class ReadDataset(Dataset[Any]):
+    """A dataset, read by `read`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        """What torch's loader asks for."""
+        return read(self._dataset, ids)
+
+
+@dataclass(frozen=True)
+class Collated:
+    """A collate function; a class, because data workers that are not forked must be sent it."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """A batch of samples."""
+        try:
+            return self.collate(samples)
+        except Exception as error:
+            name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
+            blame(error, f"{name} (collate), putting {len(samples)} samples together")
+            raise
+
+
+def in_order(stream: Any) -> Iterator[Any]:
+    """The samples of a stream."""
+    count = 0
+    try:
+        for sample in stream:
+            yield sample
+            count += 1
+    except Exception as error:
+        blame(error, f"{type(stream).__name__}.__iter__, after {count} samples")
+        raise
