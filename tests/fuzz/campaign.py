@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from tests.fuzz.inputs import documents, prepare, read_run, read_text_files, run_files
+from tests.fuzz.inputs import SHOWN, documents, prepare, read_run, read_text_files, run_files
 
 
 def campaign(root: Path, num_inputs: int) -> int:
@@ -24,11 +25,11 @@ def campaign(root: Path, num_inputs: int) -> int:
     )
 
     @rules
-    @given(run_files())
-    def runs(given_file: tuple[str, bytes]) -> None:
+    @given(run_files(), st.sampled_from(sorted(SHOWN)))
+    def runs(given_file: tuple[str, bytes], shown_by: str) -> None:
         nonlocal tried
         tried += 1
-        read_run(root, *given_file)
+        read_run(root, *given_file, shown_by)
 
     @rules
     @given(documents())

@@ -7,10 +7,13 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from rich.console import Console
 
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.index_check import read_index
@@ -19,6 +22,7 @@ from drivetrain.checkpoint.place import LocalPlace
 from drivetrain.cli.reading import reading
 from drivetrain.config import load_config
 from drivetrain.core.errors import DrivetrainError
+from drivetrain.core.plain_text import plain_but_coloured
 from drivetrain.diagnose.run import diagnose
 from drivetrain.launch import submission
 from drivetrain.launch.targets.hosts_file import read_hosts
@@ -26,6 +30,13 @@ from drivetrain.record import RunDirectory
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
 from drivetrain.supervise.meeting.node_list import from_json
+from drivetrain.view.compare import compare_runs
+from drivetrain.view.follow import RunFollower
+from drivetrain.view.page.compare import compare_page
+from drivetrain.view.page.report import report_page
+from drivetrain.view.terminal.comparison import show_comparison
+from drivetrain.view.terminal.live import watch_once
+from drivetrain.view.whole import view_whole
 from tests.fuzz.watch import harmless
 from tests.security.damage import READ, small_run
 
@@ -80,8 +91,11 @@ def _template(root: Path) -> Path:
     return small_run(root / "good")
 
 
-def read_run(root: Path, name: str, data: bytes) -> None:
-    """One file of a run's directory is other than it was; everything reads it."""
+def read_run(root: Path, name: str, data: bytes, shown_by: str) -> None:
+    """One file of a run's directory is other than it was; everything reads it, one verb shows it.
+
+    `shown_by`: of SHOWN.
+    """
     good, run = _template(root), root / "run"
     if not run.exists():
         shutil.copytree(good, run)
@@ -90,7 +104,7 @@ def read_run(root: Path, name: str, data: bytes) -> None:
     path.write_bytes(data)
     try:
         with harmless():
-            for read in (_status, _diagnose, _job, _ls, _goes_on):
+            for read in (_status, _diagnose, _job, _ls, _goes_on, SHOWN[shown_by]):
                 _ours(lambda read=read: read(run))  # type: ignore[misc]
     finally:
         shutil.copy(good / name, path) if (good / name).exists() else path.unlink()
@@ -124,6 +138,40 @@ def _ls(run: Path) -> None:
     with reading(str(run)):
         for entry in catalogue.entries(place):
             _ours(lambda entry=entry: catalogue.verify(place, entry.folder))  # type: ignore[misc]
+
+
+def _report(run: Path) -> None:
+    with reading(str(run)):
+        report_page(view_whole(open_run(run), 2000.0, diagnose(run)), 2000.0)
+
+
+def _compare(run: Path) -> None:
+    good = run.parent / "good"
+    with reading(str(run)):
+        for pair in ((run, good), (good, run)):
+            found = compare_runs(*(view_whole(open_run(each), 2000.0) for each in pair))
+            show_comparison(found, Console(file=StringIO(), markup=False))
+            compare_page(found, 2000.0)
+
+
+def _watch(run: Path) -> None:
+    with reading(str(run)):
+        watch_once(RunFollower(open_run(run)), Console(file=StringIO()))
+
+
+def _logs(run: Path) -> None:
+    with reading(str(run)):
+        for piece in islice(submission.load(str(run)).logs(follow=False), 100):
+            plain_but_coloured(piece)
+
+
+SHOWN: dict[str, Callable[[Path], None]] = {
+    "report": _report,
+    "compare": _compare,
+    "watch": _watch,
+    "logs": _logs,
+}
+"""What draws a picture of a run: slow, so each input is shown by one of them."""
 
 
 def _goes_on(run: Path) -> None:
@@ -190,4 +238,6 @@ def prepare(root: Path) -> None:
     """Write the good run."""
     good = _template(root)
     files = [path for path in good.rglob("*") if path.is_file()]
+    for show in SHOWN.values():  # what is imported when it is first used takes its time
+        show(good)
     GOOD.update({str(path.relative_to(good)): path.read_bytes() for path in files})

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from drivetrain.supervise.processes.warm import READY, SOCKET
+from drivetrain.supervise.processes.worker import PARENT
 
 # As torch wants a device's module to be; one of CUDA's that has been initialised looks the same.
 _DEVICE = """\
@@ -67,3 +72,22 @@ def test_it_is_not_forked_once_an_import_has_touched_an_accelerator(
         check=True,
     )
     assert done.stdout.strip() == state
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_it_ends_in_silence_when_the_supervisor_leaves_early(reads: bool) -> None:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "drivetrain.supervise.processes.warm"],
+        env={**os.environ, SOCKET: str(theirs.fileno()), PARENT: str(os.getpid())},
+        pass_fds=[theirs.fileno()],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    with ours:
+        select.select([ours], [], [], 110)
+        if reads:
+            assert ours.recv(1) == READY
+    assert process.communicate(timeout=30)[1] == ""  # with a word unread its end is reset
+    assert process.returncode == 0

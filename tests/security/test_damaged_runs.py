@@ -76,6 +76,25 @@ def test_one_bad_job_does_not_hide_the_others(tmp_path: Path) -> None:
     assert "damaged" in result.output
 
 
+def test_a_cluster_that_does_not_answer_does_not_hide_the_other_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a-good", "c-good"):
+        small_run(tmp_path / name)
+    far = small_run(tmp_path / "b-far")
+    job = json.loads((far / "job.json").read_text())
+    (far / "job.json").write_text(json.dumps({**job, "target": {"name": "slurm"}, "id": "7"}))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no squeue on it
+    result = CliRunner().invoke(app, ["jobs", str(tmp_path)])
+    assert result.exit_code == 0
+    rows = result.output.splitlines()
+    assert [row.split()[1].rpartition("/")[2] for row in rows] == ["a-good", "b-far", "c-good"]
+    assert rows[1].startswith("unreachable")
+    assert "squeue" in rows[1]
+    alone = CliRunner().invoke(app, ["jobs", str(far)])
+    assert alone.exit_code != 0
+
+
 def test_a_run_that_goes_on_is_numbered_after_good_attempts(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
     for name in ("9" * 20, "1x", "٣", "99999"):

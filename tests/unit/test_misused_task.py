@@ -110,3 +110,31 @@ def test_complex_parameters_are_refused_on_several_ranks() -> None:
 def test_what_is_no_metric_is_answered(config: dict[str, Any], metrics: Any, answer: str) -> None:
     with pytest.raises(ConfigError, match=answer):
         Trainer(task(metrics=metrics), config).fit(data(), data())
+
+
+def nothing(model: nn.Module, batch: Any) -> Total:
+    return Total(model(batch[0]).sum() * 0.0, 0)
+
+
+def test_a_run_in_which_nothing_counts_does_not_succeed(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config["record"] = {**config["record"], "progress": "plain", "logging_steps": 1}
+    with pytest.raises(ConfigError, match=r"all 2 steps .*not one counted token.*ignore index"):
+        Trainer(task(loss=nothing), config).fit(data())
+    assert "warning: step 1 has not one counted token" in "".join(capsys.readouterr())
+    with pytest.raises(ConfigError, match="the last 20 steps, up to 20,"):
+        Trainer(task(loss=nothing), {**config, "max_steps": 50}).fit(data())
+
+
+def test_a_step_without_a_token_now_and_then_is_only_said(config: dict[str, Any]) -> None:
+    calls = iter(range(100))
+
+    def at_times(model: nn.Module, batch: Any) -> Total:
+        loss = F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+        return nothing(model, batch) if next(calls) < 4 else Total(loss, 4)
+
+    config["record"] = {**config["record"], "logging_steps": 1}
+    history = Trainer(task(loss=at_times), {**config, "max_steps": 4}).fit(data())
+    assert history.losses[:2] == [0.0, 0.0]
+    assert history.losses[3] > 0

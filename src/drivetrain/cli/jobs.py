@@ -6,12 +6,18 @@ from pathlib import Path
 
 from drivetrain.cli.reading import reading
 from drivetrain.cli.say import hand_on, say
-from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
+from drivetrain.core.errors import (
+    ConfigError,
+    DamagedRun,
+    DrivetrainError,
+    EnvironmentProblem,
+    Problem,
+)
 from drivetrain.core.plain_text import plain, plain_but_coloured
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request
 from drivetrain.launch.submission import Submission
-from drivetrain.launch.target import State
+from drivetrain.launch.target import State, Status
 
 
 def submit(request: Request) -> int:
@@ -53,10 +59,10 @@ def _line(path: Path, *, is_asked_for: bool) -> str | None:
             made = submission.find(path)
             if made is None:
                 return None
-            status = made.status()
+            status = _asked(made)
     except DamagedRun as error:
         return f"{'damaged':<9}  {path}  ({error})"
-    except (DrivetrainError, OSError) as error:
+    except DrivetrainError as error:
         if is_asked_for:
             raise
         return plain(f"{'unreachable':<9}  {path}  ({error})")
@@ -64,6 +70,14 @@ def _line(path: Path, *, is_asked_for: bool) -> str | None:
     words += [f"on {','.join(status.hosts)}"] if status.hosts else []
     words += [f"({status.detail})"] if status.detail else []
     return "  ".join(words)
+
+
+def _asked(made: Submission) -> Status:
+    try:
+        return made.status()
+    except OSError as error:  # the run's files are good: its cluster does not answer
+        rule, remedy = f"does not answer: {error}", "look whether it can be reached from here"
+        raise EnvironmentProblem([Problem(made.target.name, rule, remedy, made.id)]) from error
 
 
 def show_logs(run: str, *, follow: bool) -> None:

@@ -107,7 +107,7 @@ def assemble(
     strategy = strategy_from(config, plan.blocks())
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
     if is_own_world and not is_live:
-        agree_on_model(model, world)
+        notes += agree_on_model(model, world)
     made = model_terms(model)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)

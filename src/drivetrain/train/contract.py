@@ -25,6 +25,7 @@ _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", 
 
 
 _MOST_TOLD = 3
+_MOST_SAMPLED = 64
 
 
 def contract_of(config: RunConfig, source: Source, made: Terms, world: World) -> Contract:
@@ -52,11 +53,37 @@ def model_terms(model: nn.Module) -> dict[str, Any]:
     return {"model": f"{len(state)} tensors, {numbers:,} numbers in {dtypes} ({digest})"}
 
 
-def agree_on_model(model: nn.Module, world: World) -> None:
-    """ConfigError on every rank when one has made another model than rank 0. A collective call.
+def agree_on_model(model: nn.Module, world: World) -> list[str]:
+    """Let every rank start from the same model; what the user should know of it. Collective.
 
-    Before the model is spread: torch would only say that some number of parameters differs.
+    Other tensors than rank 0's are a ConfigError: torch would only say that some number of
+    parameters differs. Other values (weights that only rank 0 has loaded) become rank 0's, as ddp
+    does it by itself: shards of different models would be a model that nobody has made.
     """
+    _agree_on_tensors(model, world)
+    samples = {name: _sample(tensor) for name, tensor in _tensors(model).items()}
+    shared: dict[str, str] = json.loads(world.agree(json.dumps(samples)))
+    different = [name for name, sample in samples.items() if sample != shared[name]]
+    rank = world.first_with(bool(different))
+    if rank is None:
+        return []
+    name = world.agree(different[0] if different else "", speaker=rank)
+    world.share_weights(model)
+    return [
+        f"model: {name} has other values on rank {rank} than on rank 0; all start from rank 0's"
+    ]
+
+
+def _sample(tensor: torch.Tensor) -> str:
+    """A few of its values: weights are read or drawn whole, so all differ or none does."""
+    if tensor.is_meta or not tensor.numel():
+        return ""
+    some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_SAMPLED)]
+    data = some.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _agree_on_tensors(model: nn.Module, world: World) -> None:
     own = _described(model)
     digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=16).hexdigest()
     rank = world.first_with(world.agree(digest) != digest)

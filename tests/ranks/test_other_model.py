@@ -1,0 +1,98 @@
+"""Ranks that have made different models are told which tensor differs, before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from drivetrain import ConfigError, Task, Trainer
+from drivetrain.testing import run_ranks
+from tests.unit.test_misused_task import data, mean
+
+
+class Another(nn.Module):
+    """Its second layer is as wide as the rank is high."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        rank = dist.get_rank()
+        self.a = nn.Linear(4, 2)
+        self.b = nn.Linear(2, 2 + rank if kind == "shape" else 2)
+        if kind == "more" and rank == 1:
+            self.c = nn.Linear(2, 2)
+        if kind == "frozen" and rank == 1:
+            self.a.bias.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(self.a(x))[:, :2]
+
+
+class Loaded(nn.Linear):
+    """Only rank 0 has read its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            nn.init.constant_(self.weight, 0.25)
+
+
+def settings(output_dir: str, strategy: str) -> dict[str, Any]:
+    return {
+        "output_dir": output_dir,
+        "global_batch_size": 8,
+        "micro_batch_size": 4,
+        "max_steps": 2,
+        "parallel": {"strategy": strategy},
+        "record": {"progress": "plain", "sinks": []},
+    }
+
+
+def losses(output_dir: str, strategy: str) -> list[float]:
+    return Trainer(Task(model=Loaded, loss=mean), settings(output_dir, strategy)).fit(data()).losses
+
+
+def all_losses(output_dir: str) -> list[list[float]]:
+    return [losses(output_dir, strategy) for strategy in ("ddp", "fsdp")]
+
+
+def test_weights_that_only_rank_0_has_loaded_are_everybodys(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = losses(str(tmp_path), "ddp")
+    assert "other values" not in capfd.readouterr().out
+    for found in run_ranks(all_losses, 2, 120, args=(str(tmp_path),)):
+        for each in found:
+            assert each == pytest.approx(expected, rel=1e-5)  # sums in another order
+    said = "model: weight has other values on rank 1 than on rank 0; all start from rank 0's"
+    assert capfd.readouterr().out.count(said) == 2
+
+
+def refused(output_dir: str) -> dict[str, str]:
+    found = {}
+    samples: TensorDataset = data()
+    for strategy in ("ddp", "fsdp"):
+        for kind in ("shape", "more", "frozen"):
+            config = settings(output_dir, strategy)
+            try:
+                Trainer(Task(model=lambda kind=kind: Another(kind), loss=mean), config).fit(samples)  # type: ignore[misc]
+            except ConfigError as error:
+                found[f"{strategy} {kind}"] = str(error)
+    return found
+
+
+def test_what_differs_is_named_on_every_rank(tmp_path: Path) -> None:
+    answers = run_ranks(refused, 2, 120, args=(str(tmp_path),))
+    assert answers[0] == answers[1]
+    for strategy in ("ddp", "fsdp"):
+        shape, more, frozen = (answers[0][f"{strategy} {k}"] for k in ("shape", "more", "frozen"))
+        assert (
+            "b.weight = (3, 2) float32, trained: on rank 1, and (2, 2) float32, trained on rank 0; "
+            "make the same model on every rank" in shape
+        )
+        assert "c.weight = (2, 2) float32, trained: on rank 1, and not there on rank 0" in more
+        assert "a.bias = (2,) float32: on rank 1, and (2,) float32, trained on rank 0" in frozen
