@@ -21,7 +21,7 @@ from drivetrain.core.redaction import REMOVED, clean_traceback
 from drivetrain.diagnose.stacks import own_calls
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.ending.account import Account, write_end
-from drivetrain.supervise.ending.failure import RankFailure, verdict
+from drivetrain.supervise.ending.failure import RankFailure
 from drivetrain.supervise.ending.report import paragraph
 from drivetrain.supervise.policy import Budgets, End, Kind, decide
 
@@ -147,6 +147,7 @@ def failed(kind: Kind = Kind.FAILED, whole: Path | None = None) -> Account:
 
 
 def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "00000.txt").touch()
     said = paragraph(failed(whole=tmp_path / "00000.txt"))
     assert said.splitlines()[-1] == (
         "the hook Upload.on_log raised this after step 3, at hooks.py:31 in on_log: fix it, then "
@@ -154,7 +155,9 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
     )
     assert f"the whole traceback: {tmp_path / '00000.txt'}" in said
     assert "trainer.py" not in said
-    assert "trainer.py" in verdict([RankFailure(0, 10, 1, TRACE)], "h")  # nowhere else to be read
+    unwritten = paragraph(failed(whole=tmp_path / "none.txt"))  # nowhere else to be read
+    assert "trainer.py" in unwritten
+    assert "none.txt" not in unwritten
 
 
 def test_an_error_of_the_users_that_comes_again_in_the_same_words_is_not_tried_a_third_time() -> (

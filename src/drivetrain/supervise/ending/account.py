@@ -113,7 +113,7 @@ def write_end(
                 path = run.attempt(attempt) / "collectives" / f"{rank:05d}.json"
                 _write(path, testimony.collectives)
         for failure in account.failures:
-            if "\n" in failure.error.strip():
+            if "Traceback (most recent call last)" in failure.error:
                 _write(traceback_file(run, attempt, failure.rank), clean_traceback(failure.error))
         run.end_attempt(attempt, account.facts())
     return run.path, attempt

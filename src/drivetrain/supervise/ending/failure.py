@@ -141,7 +141,7 @@ def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = Non
         text += f"\n({ranks} stopped because of it)"
     if not cause.error:
         return text
-    shown = without_blame(cause.error).rstrip()
+    shown = cause.error.rstrip()
     short = own_calls(shown)
     if whole is not None and short != shown:
         text += f"\n(only your own calls are shown; the whole traceback: {whole})"

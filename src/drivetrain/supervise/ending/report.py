@@ -85,7 +85,8 @@ def paragraph(account: Account) -> str:
             what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
             what += f": {cause.said}" if cause.said else ""
         case _ if failures:
-            what = verdict(failures, host, account.whole) + _mistake(root_cause(failures), end)
+            whole = account.whole if account.whole and account.whole.exists() else None
+            what = verdict(failures, host, whole) + _mistake(root_cause(failures), end)
         case _:
             what = f"{host}: {account.detail or 'ended'} {where}"
     done = "starting again from the last checkpoint" if account.restarts else "stopping"
