@@ -160,6 +160,15 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
     assert "none.txt" not in unwritten
 
 
+def test_where_fit_was_called_is_no_place_to_look_at() -> None:
+    text = TRACE.replace("/home/ada/hooks", "/usr/lib/python3/site-packages/torch/collate")
+    failure = RankFailure(0, 10, 1, text.replace("the hook Upload.on_log", "f (collate), given 4,"))
+    account = Account(End(Kind.FAILED, 3), [failure], "h", "", "")
+    assert "\nf (collate), given 4, raised this after step 3: make the samples" in paragraph(
+        account
+    )
+
+
 def test_an_error_of_the_users_that_comes_again_in_the_same_words_is_not_tried_a_third_time() -> (
     None
 ):

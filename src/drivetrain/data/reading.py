@@ -54,7 +54,7 @@ class Collated:
             return self.collate(samples)
         except Exception as error:
             name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
-            blame(error, f"{name} (collate), putting {len(samples)} samples together")
+            blame(error, f"{name} (collate), given {len(samples)} samples,")
             raise
 
 

@@ -47,7 +47,8 @@ def _mistake(cause: RankFailure, end: End) -> str:
     if not cause.fault:
         return ""
     line = traceback_line(cause.error)
-    at = f", at {line}" if line else ""
+    is_fit = bool(cause.raised_by) and line is not None and line.function == "<module>"
+    at = f", at {line}" if line is not None and not is_fit else ""  # not where fit() was called
     who = cause.raised_by or "your code"
     return (
         f"\n\n{who} raised this {end.where}{at}: {_remedy(who)}, then start the same command "
