@@ -76,6 +76,17 @@ def test_one_bad_job_does_not_hide_the_others(tmp_path: Path) -> None:
     assert "damaged" in result.output
 
 
+def _jobs_with(folder: Path, monkeypatch: pytest.MonkeyPatch, squeue: str) -> str:
+    """What `jobs` says of the second of three, where squeue does this."""
+    tool = folder / "bin" / "squeue"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f"#!/bin/sh\n{squeue}\n")
+    tool.chmod(0o755)
+    with monkeypatch.context() as changed:
+        changed.setenv("PATH", f"{tool.parent}:/bin:/usr/bin")
+        return CliRunner().invoke(app, ["jobs", str(folder)]).output.splitlines()[1]
+
+
 def test_a_cluster_that_does_not_answer_does_not_hide_the_other_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +95,15 @@ def test_a_cluster_that_does_not_answer_does_not_hide_the_other_jobs(
     far = small_run(tmp_path / "b-far")
     job = json.loads((far / "job.json").read_text())
     (far / "job.json").write_text(json.dumps({**job, "target": {"name": "slurm"}, "id": "7"}))
+    said = _jobs_with(
+        tmp_path, monkeypatch, "echo 'slurm_load_jobs error: no controller' >&2; false"
+    )
+    assert said.startswith("unreachable")
+    assert "no controller" in said
+    gone = _jobs_with(
+        tmp_path, monkeypatch, "echo 'slurm error: Invalid job id specified' >&2; false"
+    )
+    assert "no longer knows job 7" in gone
     monkeypatch.setenv("PATH", str(tmp_path))  # no squeue on it
     result = CliRunner().invoke(app, ["jobs", str(tmp_path)])
     assert result.exit_code == 0

@@ -64,6 +64,7 @@ class Slurm(Options):
             found = read(_answer(*command) or "")
             if found is not None:
                 return found
+        _check_that_slurm_answers(job_id)
         return Status(State.UNKNOWN, f"Slurm no longer knows job {job_id}")
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
@@ -119,6 +120,14 @@ def _slurm(*command: str) -> str:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise DrivetrainError(f"{command[0]}: {said}")
     return done.stdout
+
+
+def _check_that_slurm_answers(job_id: str) -> None:
+    """A controller that is down knows nothing of any job, and says something else."""
+    done = _run(("squeue", "-h", "-j", job_id))
+    if done.returncode and "Invalid job id" not in done.stderr:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        raise DrivetrainError(f"squeue: {said}")
 
 
 def _answer(*command: str) -> str | None:
