@@ -160,6 +160,12 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
     assert "none.txt" not in unwritten
 
 
+def test_a_step_is_named_once() -> None:
+    text = TRACE.replace("the hook Upload.on_log", "the evaluation after step 4")
+    account = Account(End(Kind.FAILED, 3), [RankFailure(0, 10, 1, text)], "h", "", "")
+    assert "\nthe evaluation after step 4 raised this, at hooks.py:31" in paragraph(account)
+
+
 def test_where_fit_was_called_is_no_place_to_look_at() -> None:
     text = TRACE.replace("/home/ada/hooks", "/usr/lib/python3/site-packages/torch/collate")
     failure = RankFailure(0, 10, 1, text.replace("the hook Upload.on_log", "f (collate), given 4,"))

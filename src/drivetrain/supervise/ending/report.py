@@ -50,8 +50,9 @@ def _mistake(cause: RankFailure, end: End) -> str:
     is_fit = bool(cause.raised_by) and line is not None and line.function == "<module>"
     at = f", at {line}" if line is not None and not is_fit else ""  # not where fit() was called
     who = cause.raised_by or "your code"
+    when = "" if "after step" in who else f" {end.where}"
     return (
-        f"\n\n{who} raised this {end.where}{at}: {_remedy(who)}, then start the same command "
+        f"\n\n{who} raised this{when}{at}: {_remedy(who)}, then start the same command "
         "again; it resumes from the newest checkpoint, if there is one"
     )
 
