@@ -160,6 +160,12 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
     assert "none.txt" not in unwritten
 
 
+def test_a_script_without_drivetrain_has_its_traceback_last() -> None:
+    end = End(Kind.START_UP, 0, trains=False)
+    failure = RankFailure(0, 10, 1, TRACE.partition("raised by")[0])
+    assert paragraph(Account(end, [failure], "h", "", "")).endswith("example.org/")
+
+
 def test_a_step_is_named_once() -> None:
     text = TRACE.replace("the hook Upload.on_log", "the evaluation after step 4")
     account = Account(End(Kind.FAILED, 3), [RankFailure(0, 10, 1, text)], "h", "", "")

@@ -44,7 +44,7 @@ def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = 
 
 def _mistake(cause: RankFailure, end: End) -> str:
     """One sentence on an error of the user's own: who raised it, when, where, what to do."""
-    if not cause.fault:
+    if not cause.fault or not end.trains:  # another script has its own way to go on
         return ""
     line = traceback_line(cause.error)
     is_fit = bool(cause.raised_by) and line is not None and line.function == "<module>"
