@@ -15,6 +15,7 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import Stateful
 from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
+from drivetrain.core.redaction import clean_text
 from drivetrain.parallel.communication.auto import Trial
 from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.parallel.local_sgd import agreed_weights
@@ -278,7 +279,8 @@ class Saver:
         self._timetable.note(saved)
         if saved.problem:
             self._problem = saved.problem
-            self._recorder.instant("save_failed", step=saved.step, error=saved.problem)
+            problem = clean_text(saved.problem)
+            self._recorder.instant("save_failed", step=saved.step, error=problem)
             if self._world.is_main:
                 self._say(
                     f"step {saved.step} could not be saved ({saved.problem}); training goes on, "
