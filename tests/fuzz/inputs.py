@@ -31,12 +31,12 @@ from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
 from drivetrain.supervise.meeting.node_list import from_json
 from drivetrain.view.compare import compare_runs
+from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower
 from drivetrain.view.page.compare import compare_page
 from drivetrain.view.page.report import report_page
 from drivetrain.view.terminal.comparison import show_comparison
 from drivetrain.view.terminal.live import watch_once
-from drivetrain.view.whole import view_whole
 from tests.fuzz.watch import harmless
 from tests.security.damage import READ, small_run
 
