@@ -43,6 +43,15 @@ class Broken(Dataset[Any]):
         return GOOD[index]
 
 
+class Shorter(Broken):
+    """Says that it has more than it has: noticed when its content is looked at, before a step."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 15:
+            raise Odd("only 15")
+        return GOOD[index]
+
+
 class BrokenStream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield from (GOOD[index] for index in range(9))
@@ -76,6 +85,7 @@ def mean(model: nn.Module, batch: Any) -> torch.Tensor:
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "dataset": ("Broken.__getitem__(5)", {"train": Broken()}),
+    "length": ("Shorter.__getitem__(15)", {"train": Shorter()}),
     "in a data worker": (
         "Broken.__getitem__(5)",
         {"train": DataLoader(Broken(), num_workers=1)},

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from drivetrain.data.keys import fold
+from drivetrain.data.reading import read_one
 from drivetrain.data.seeding import seed_data, undisturbed
 from drivetrain.data.sources import Source
 
@@ -38,7 +39,7 @@ def _digest(dataset: Any, ids: list[int]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for index in ids:
         seed_data(index)  # augmentation draws the same, whenever it is asked
-        _add(digest, dataset[index])
+        _add(digest, read_one(dataset, index))
     return digest.hexdigest()
 
 

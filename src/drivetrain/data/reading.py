@@ -31,6 +31,15 @@ def read(dataset: Any, ids: Sequence[int]) -> list[Any]:
     return samples
 
 
+def read_one(dataset: Any, index: int) -> Any:
+    """One sample."""
+    try:
+        return dataset[index]
+    except Exception as error:
+        blame(error, f"{type(dataset).__name__}.__getitem__({index})")
+        raise
+
+
 class ReadDataset(Dataset[Any]):
     """A dataset, read by `read`."""
 
