@@ -26,7 +26,7 @@ from benchmarks.steps.interleaved import run_rank, timed_blocks
 from benchmarks.steps.workloads import Workload, transformer
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.step_file import StepTimes
-from drivetrain.train.open_run import open_recorder
+from drivetrain.train.attempt import open_recorder
 
 _LIBRARIES = {
     "tensorboard": "tensorboard",
@@ -95,7 +95,7 @@ class Arm:
         if sinks is None:
             loop.assembly.engine.waiting.stop_watching()
         self._run = paced(loop, workload)
-        with patch("drivetrain.train.keep_loop.open_recorder", open_one):
+        with patch("drivetrain.train.attempt.open_recorder", open_one):
             self._run(1)
 
     def __call__(self, num_steps: int) -> None:

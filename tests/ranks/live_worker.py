@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from drivetrain.config.load import resolve
+from drivetrain.data.sources import source_from
 from drivetrain.parallel.live_world import live_world
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import assemble
@@ -92,7 +93,9 @@ def main(folder: Path, name: str, steps: int, pause_s: float, holds: set[int]) -
         witness = Witness(folder, name, pause_s, holds, file)
         loader: DataLoader[Any] = DataLoader(witness.data, collate_fn=collate, shuffle=True)
         task, history = gpt_task(), History()
-        assembly = assemble(task, resolve(settings(str(folder), max_steps=steps)), loader)
+        resolved = resolve(settings(str(folder), max_steps=steps))
+        source = source_from(loader, resolved.config.data)
+        assembly = assemble(task, resolved, source)
         rank = ord(name[0]) - ord("a")
         identity = replace(assembly.world.identity, rank=rank, world_size=rank + 1)
         assembly.engine.world = live_world(identity)
@@ -113,7 +116,7 @@ def main(folder: Path, name: str, steps: int, pause_s: float, holds: set[int]) -
             )
             assembly.engine.model.train()
             (folder / f"{name}.ready").touch()
-            go_live(loop, loader, assembly.config).run(assembly.total_steps, None)
+            go_live(loop, assembly.source, assembly.config).run(assembly.total_steps, None)
         digest = weights_sha256(assembly.engine.spread.full_state())
         numbers = [metrics.step for metrics in history.steps]
         witness.write(losses=history.losses, numbers=numbers, weights=digest)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from drivetrain.checkpoint import catalogue
+from drivetrain.checkpoint import catalogue, checkpointer
 from drivetrain.checkpoint.place import LocalPlace, place_at
 from drivetrain.core.errors import NotSaved
 from drivetrain.train.hooks import Hook
@@ -177,6 +177,26 @@ def test_a_run_whose_last_step_cannot_be_saved_does_not_end_in_success(
     assert [(entry.step, entry.state) for entry in entries] == [(2, "good")]
 
 
+def test_weights_that_find_no_room_do_not_hide_that_the_last_step_is_not_saved(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's writer fails with a RuntimeError, which would have been retried."""
+    (disk / "weights").mkdir()
+    (disk.parent / "run").mkdir()
+    (disk.parent / "run" / "checkpoints").symlink_to(disk / "weights")
+    with pytest.raises(NotSaved, match=r"step 12 .*No space left"):
+        train(disk, Filler(disk, 3, None), monkeypatch)
+
+
+def test_a_run_that_cannot_claim_its_checkpoints_says_so(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(disk / "somebody-elses.bin")
+    monkeypatch.setattr(checkpointer, "_PAUSE_S", 0.0)
+    with pytest.raises(NotSaved, match=r"nothing can be written to .*No space left"):
+        train(disk, Filler(disk, -1, None), monkeypatch)
+
+
 def test_a_loop_of_ones_own_whose_last_step_cannot_be_saved_does_not_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +216,7 @@ def test_a_loop_of_ones_own_whose_last_step_cannot_be_saved_does_not_either(
             for (batch,) in step:
                 loop.backward(loop.model(batch).square().mean())
             loop.step()
-            if loop._saver.at.step == 3:
+            if loop._at.step == 3:
                 monkeypatch.setattr(LocalPlace, "writing", no_space)
 
     with pytest.raises(NotSaved, match=r"step 3 .*No space left.*newest is of step 2;"):

@@ -61,7 +61,7 @@ def test_data_that_has_shrunk_begins_the_next_epoch() -> None:
 
 @pytest.mark.parametrize("after", [2, 3, 8])
 def test_a_stream_goes_on_at_the_next_sample(after: int) -> None:
-    source = source_from(_Counting(), Data(), can_pin=False)
+    source = source_from(_Counting(), Data())
     first = StreamFeed(source, BatchPlan(4, 1, 1, None), 0, 42)
     seen = _read(first, 3)
     second = StreamFeed(source, BatchPlan(after, 1, 1, None), 0, 42)
@@ -84,7 +84,7 @@ def _read(feed: StreamFeed, steps: int | None) -> list[int]:
 
 
 def test_a_feed_says_where_it_stands_in_samples() -> None:
-    source = source_from(TensorDataset(torch.arange(24)), Data(), can_pin=False)
+    source = source_from(TensorDataset(torch.arange(24)), Data())
     feed = MapFeed(source, BatchPlan(8, 4, 1, 24), 0, 42)
     feed.load_state_dict({"step": 4})  # as the oldest checkpoints have it
     assert feed.state_dict() == {"step": 4, "epoch": 1, "samples": 8}
@@ -118,11 +118,11 @@ def test_weights_that_would_be_lost_are_never_accepted() -> None:
 def test_a_fingerprint_disturbs_nothing_and_knows_when_it_cannot_tell() -> None:
     random.seed(3)
     before = random.getstate()
-    steady = source_from(_Augmenting(), Data(), can_pin=False)
+    steady = source_from(_Augmenting(), Data())
     assert content(steady) is not None
     assert content(steady) == content(steady)
     assert random.getstate() == before
-    assert content(source_from(_Moody(), Data(), can_pin=False)) is None
+    assert content(source_from(_Moody(), Data())) is None
 
 
 class _Augmenting(Dataset[Any]):

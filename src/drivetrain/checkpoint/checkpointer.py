@@ -46,7 +46,7 @@ from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import EnvironmentProblem, Problem
+from drivetrain.core.errors import EnvironmentProblem, NotSaved, Problem
 from drivetrain.parallel.parts import on_host, whole
 from drivetrain.parallel.world import World
 
@@ -73,6 +73,9 @@ class _Pending:
     future: Future[Any]
     began_s: float
     blocked_s: float
+
+
+_CLAIM_TRIES, _PAUSE_S = 3, 2.0
 
 
 class Checkpointer:
@@ -103,12 +106,29 @@ class Checkpointer:
 
     def claim(self, step: int, at_least: int = 1) -> int:
         """Become the attempt that owns the run, going on from `step`. A collective call."""
-        number = ""
+        answer = ""
         if self._world.is_main:
-            with refusals_named(self.place.address):
-                number = str(lineage.claim_next(self.place, step, at_least).attempt)
-        self.attempt = int(self._world.agree(number))
+            answer = self._claim(step, at_least)
+        answer = self._world.agree(answer)
+        if not answer.isdecimal():
+            raise NotSaved(answer)
+        self.attempt = int(answer)
         return self.attempt
+
+    def _claim(self, step: int, at_least: int) -> str:
+        """The attempt's number, or why there is none. A full disk may have room again soon."""
+        for left in reversed(range(_CLAIM_TRIES)):
+            try:
+                with refusals_named(self.place.address):
+                    return str(lineage.claim_next(self.place, step, at_least).attempt)
+            except OSError as error:
+                problem = error
+            time.sleep(_PAUSE_S if left else 0.0)
+        return (
+            f"nothing can be written to {self.place.address} ({reason(problem)}), so no step of "
+            "this attempt could be saved; make room, or see that it can be written, and start the "
+            "same command again"
+        )
 
     def save(
         self,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.ray_rows import RayRows, is_ray_dataset
 
 Collate = Callable[[list[Any]], Any]
+_LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,32 @@ class Source:
     collate: Collate = default_collate
     num_workers: int = 0
     prefetch_factor: int = 2
-    pin_memory: bool = False
+    pin_memory: bool | None = None
+    """None: where the device is not the CPU."""
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: Any = None
+
+    def settled(self, *, can_pin: bool) -> Source:
+        """With pin_memory decided where the config left it open."""
+        return self if self.pin_memory is not None else replace(self, pin_memory=can_pin)
+
+    def first(self, count: int) -> list[Any]:
+        """Samples to look at; fewer where there are no more."""
+        if self.length is None:
+            return list(islice(iter(self.dataset), count))
+        return [self.dataset[index] for index in range(min(count, self.length))]
+
+    def batch_of_largest(self, size: int) -> Any:
+        """`size` samples, collated, for one who only wants to look.
+
+        All are the largest of the first few: batches of any size are then of one shape, and what
+        is planned for it has room for the others.
+        """
+        return self.collate([self._largest] * size)
+
+    @cached_property
+    def _largest(self) -> Any:
+        return max(self.first(_LOOKED_AT), key=_num_elements)
 
     @property
     def draws_nothing(self) -> bool:
@@ -49,7 +75,10 @@ class Source:
     @property
     def loader_options(self) -> dict[str, Any]:
         """The options of torch's DataLoader that do not decide which samples are read."""
-        options: dict[str, Any] = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
+        options: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "pin_memory": bool(self.pin_memory),
+        }
         # of its own: a loader draws from it when it is made, and a resumed run makes one more
         options["generator"] = torch.Generator()
         if self.num_workers:
@@ -59,9 +88,9 @@ class Source:
         return options
 
 
-def source_from(data: Any, config: Data, *, can_pin: bool, name: str = "data") -> Source:
+def source_from(data: Any, config: Data, name: str = "data") -> Source:
     """Read the user's object. A DataLoader brings its own collate, workers and shuffling."""
-    pin_memory = can_pin if config.pin_memory == "auto" else config.pin_memory
+    pin_memory = None if config.pin_memory == "auto" else config.pin_memory
     if is_ray_dataset(data):
         data = RayRows(data)
     if isinstance(data, DataLoader):
@@ -73,7 +102,7 @@ def source_from(data: Any, config: Data, *, can_pin: bool, name: str = "data") -
             collate=data.collate_fn or default_collate,
             num_workers=max(config.num_workers, data.num_workers),
             prefetch_factor=data.prefetch_factor or config.prefetch_factor,
-            pin_memory=pin_memory or data.pin_memory,
+            pin_memory=data.pin_memory or pin_memory,
             worker_init_fn=data.worker_init_fn,
             multiprocessing_context=data.multiprocessing_context,
         )
@@ -96,6 +125,16 @@ def source_from(data: Any, config: Data, *, can_pin: bool, name: str = "data") -
         prefetch_factor=config.prefetch_factor,
         pin_memory=pin_memory,
     )
+
+
+def _num_elements(sample: Any) -> int:
+    if isinstance(sample, torch.Tensor):
+        return sample.numel()
+    if isinstance(sample, dict):
+        return sum(_num_elements(value) for value in sample.values())
+    if isinstance(sample, (list, tuple)):
+        return sum(_num_elements(value) for value in sample)
+    return 0
 
 
 def is_stream(data: Any) -> bool:

@@ -20,6 +20,7 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
+from drivetrain.data.sources import source_from
 from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.parts import local_parts
 from drivetrain.plan.profile.as_in_a_run import shapes_worked_out_aside
@@ -76,7 +77,7 @@ def rehearse_fit(
     )
     following = tensors.memory.following_resizes()
     with tensors, following, moving_modules(), cutting_one_shard(), shapes_worked_out_aside():
-        assembly = assemble(task, resolved, train, world)
+        assembly = assemble(task, resolved, source_from(train, resolved.config.data), world)
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
         spread = assembly.engine.spread
         assembly.engine.meter = _Unread(world, counts=spread.counts)

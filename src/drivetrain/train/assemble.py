@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Feed, MapFeed
 from drivetrain.data.keys import INIT, fold
 from drivetrain.data.seeding import seed_data, seed_model
-from drivetrain.data.sources import Source, source_from
+from drivetrain.data.sources import Source
 from drivetrain.data.stream import StreamFeed
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.choose import strategy_from
@@ -38,7 +37,7 @@ from drivetrain.parallel.recompute import recompute_blocks
 from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
-from drivetrain.record.session import earlier_directory, mark_training
+from drivetrain.record.session import ProgressPage, earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.contract import agree_on_model, model_terms, optimizer_terms
 from drivetrain.train.engine import Engine
@@ -72,6 +71,8 @@ class Assembly:
     """The terms of the run's contract that are known of the model and the optimizer."""
     notes: tuple[str, ...]
     """What the user should read before the first step."""
+    page: ProgressPage
+    """Where this rank says what it does; its supervisor watches it."""
 
     @property
     def config(self) -> RunConfig:
@@ -85,7 +86,7 @@ class Assembly:
 
 
 def assemble(
-    task: Task, resolved: ResolvedConfig, train: Any, world: World | None = None
+    task: Task, resolved: ResolvedConfig, source: Source, world: World | None = None
 ) -> Assembly:
     """Join the world, unless it is given; spread the model, and line up the data."""
     mark_training()
@@ -97,7 +98,7 @@ def assemble(
         world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
     resolved = _choose(resolved, world.identity.world_size if is_live else world.layout.dp)
     config = resolved.config
-    source = source_from(train, config.data, can_pin=not world.accelerator.is_cpu)
+    source = source.settled(can_pin=not world.accelerator.is_cpu)
     plan = BatchPlan(
         config.global_batch_size, int(config.micro_batch_size), world.layout.dp, source.length
     )
@@ -123,7 +124,8 @@ def assemble(
         resolved, settled = _explain_communication(resolved, spread.communication)
         notes += settled
     said = [f"batch: {plan}", *([f"warning: {plan.idle_warning}"] if plan.idle_warning else [])]
-    return Assembly(resolved, world, engine, feed, source, made, (*said, *notes))
+    page = ProgressPage.of_this_rank(world.identity.local_rank)
+    return Assembly(resolved, world, engine, feed, source, made, (*said, *notes), page)
 
 
 def _explain_communication(
@@ -188,10 +190,10 @@ def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
         )
 
 
-def make_evaluation_feed(val: Any, assembly: Assembly) -> EvaluationFeed:
+def make_evaluation_feed(source: Source, assembly: Assembly) -> EvaluationFeed:
     """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
     world, config = assembly.world, assembly.config
-    source = source_from(val, config.data, can_pin=not world.accelerator.is_cpu, name="val")
+    source = source.settled(can_pin=not world.accelerator.is_cpu)
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
     return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
 
@@ -261,7 +263,7 @@ def _spread(
     """Divide the model along tp, pp and cp, then make copies or shards of what is left."""
 
     def measure(model: nn.Module) -> dict[str, float]:
-        batch = to_device(_first_batch(source, plan.micro_batch_size), world.device)
+        batch = to_device(source.collate(source.first(plan.micro_batch_size)), world.device)
         costs = part_costs(model, lambda model: task.loss(model, batch))
         shared: dict[str, float] = json.loads(world.agree(json.dumps(costs)))
         return shared
@@ -279,36 +281,3 @@ def _spread(
     group = world.mesh.get_group("pp")
     copies = world.copies if world.layout.dp > 1 else None
     return Pipelined(spread, cut, config.parallel.pipeline, group, copies)
-
-
-def _first_batch(source: Source, size: int) -> Any:
-    """A micro-batch to measure with."""
-    if source.length is None:
-        return source.collate(list(islice(iter(source.dataset), size)))
-    return source.collate([source.dataset[i] for i in range(min(size, source.length))])
-
-
-def some_batch(config: RunConfig, train: Any) -> Callable[[int], Any]:
-    """`batch(n)`: n samples of the training data, collated, for one who only wants to look.
-
-    All are the largest of the first few: batches of any size are then of one shape, and what
-    is planned for it has room for the others.
-    """
-    source = source_from(train, config.data, can_pin=False)
-    few = islice(iter(source.dataset), 64) if source.length is None else _few(source)
-    largest = max(few, key=_num_elements)
-    return lambda size: source.collate([largest] * size)
-
-
-def _few(source: Source) -> Iterable[Any]:
-    return (source.dataset[index] for index in range(min(64, source.length or 0)))
-
-
-def _num_elements(sample: Any) -> int:
-    if isinstance(sample, torch.Tensor):
-        return sample.numel()
-    if isinstance(sample, dict):
-        return sum(_num_elements(value) for value in sample.values())
-    if isinstance(sample, (list, tuple)):
-        return sum(_num_elements(value) for value in sample)
-    return 0

@@ -1,4 +1,4 @@
-"""Keep your loop: the same engine as Trainer's, called from a loop of your own.
+"""Keep your loop: Trainer's loop (`loop.py`), driven from a loop of your own.
 
     loop = drivetrain.prepare(model, optimizer, train_set, config)
     for step in loop.steps():                # one optimizer step on one global batch
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,30 +25,22 @@ from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
-from drivetrain.core.redaction import clean_text
 from drivetrain.data.batches import MicroBatch
-from drivetrain.data.device import to_device
+from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
-from drivetrain.record.recorder import Recorder
+from drivetrain.data.sources import source_from
 from drivetrain.record.session import Phase
-from drivetrain.train.assemble import (
-    Assembly,
-    Prebuilt,
-    assemble,
-    make_evaluation_feed,
-)
+from drivetrain.train.assemble import Assembly, Prebuilt, assemble, make_evaluation_feed
+from drivetrain.train.attempt import Attempt, open_attempt
 from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
-from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
+from drivetrain.train.loop import Loop
 from drivetrain.train.refusals import check_loss
-from drivetrain.train.saving.saver import Saver
+from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.task import Loss, MetricsFunction, Task, Total
-from drivetrain.train.watch.compiling import announcing
-from drivetrain.train.watch.logged_steps import LoggedSteps
 from drivetrain.train.watch.non_finite import has_whole_loss_on_host
-from drivetrain.train.watch.reporter import Reporter
 
 
 def prepare(
@@ -77,7 +70,7 @@ def prepare(
         problem = Problem("parallel.pp", rule, "use Trainer", resolved.config.parallel.pp)
         raise ConfigError([problem])
     with process_settings(resolved.config):
-        assembly = assemble(task, resolved, train)
+        assembly = assemble(task, resolved, source_from(train, resolved.config.data))
     if assembly.config.fault_tolerance == "live":
         rule = "a loop of one's own cannot do a step again when a replica is lost"
         problem = Problem("fault_tolerance", rule, "use Trainer, or start without --live", "live")
@@ -85,8 +78,15 @@ def prepare(
     return KeptLoop(assembly, stateful or {})
 
 
-def _not_asked(model: nn.Module, batch: Any) -> Loss:
-    raise AssertionError(f"the loss is computed in the user's loop ({model}, {batch})")
+def _not_asked(*given: Any) -> Any:
+    raise AssertionError(f"the user's loop builds the model and computes the loss ({given})")
+
+
+def _no_hooks(name: str, *given: Any) -> None:
+    """A loop of one's own needs none."""
+
+
+_TASK = Task(model=_not_asked, loss=_not_asked)
 
 
 class KeptLoop:
@@ -96,16 +96,15 @@ class KeptLoop:
         self.assembly = assembly
         self.history = History()
         self._engine = assembly.engine
-        self._saver = Saver(assembly, self.history, stateful)
-        self._turns_are_done = False
-        self._micro: MicroBatch | None = None
-        self._at = self._saver.at
-        self._looks_at_losses = has_whole_loss_on_host(assembly)
-        self._reporter: Reporter | None = None
-        """While the loop goes on."""
-        self._open_recorder: Callable[[], Recorder] | None = None
+        self._run = RunState(assembly, self.history, stateful)
+        self._at = self._run.at
+        self._attempt: Attempt | None = None
         """From the loop's beginning on."""
-        self._log: Callable[[], None] = lambda: None
+        self._loop: Loop | None = None
+        """While the loop goes on."""
+        self._micro: MicroBatch | None = None
+        self._turns_are_done = False
+        self._looks_at_losses = has_whole_loss_on_host(assembly)
         self._unreported: list[tuple[EvaluationResult, int | None]] = []
         """Evaluations before the loop began."""
 
@@ -126,88 +125,46 @@ class KeptLoop:
 
     def steps(self) -> Iterator[Iterator[Any]]:
         """The run's steps; each is an iterator of this rank's micro-batches."""
-        assembly, saver = self.assembly, self._saver
-        began = time.perf_counter()
-        directory = open_directory(assembly)
-        self.history.run_dir = directory.path
-        attempt = saver.open(directory)
-        begin_attempt(assembly, directory, attempt, saver.at.step)
-        self._open_recorder = lambda: open_recorder(assembly, directory, attempt)
-        self.model.train()
-        compiling = announcing(saver.page, self._engine.timer.compiled)
-        with process_settings(assembly.config), compiling, self._open_recorder() as recorder:
-            recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
-            recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
-            reporter = self._reporter = Reporter(assembly, recorder, self.history)
-            reporter.begin(directory.path)
-            saver.begin(recorder, reporter.say)
-            for result, length in self._unreported:
-                reporter.evaluation(result, length)
-            begun = self._at.step
+        began_s, assembly, config = time.perf_counter(), self.assembly, self.assembly.config
+        with (
+            process_settings(config),
+            open_attempt(assembly, self.history, self._run, began_s) as self._attempt,
+        ):
+            loop = self._loop = Loop.of(self._attempt, _TASK, _no_hooks)
+            self.model.train()
             try:
-                for turns in self._all_turns(reporter):
-                    begun = self._at.step
-                    yield self._micro_batches(turns)
-                recorder.instant("run_end", **self.history.summary())
-            except GeneratorExit:
-                # the script has left its loop: after a step it may, in the middle of one it failed
-                if self._at.step == begun:
-                    recorder.instant("run_failed", error="left in a step", step=begun)
-                    raise
-                self._engine.timer.done(self._at.step)
-                if (left_out := saver.unsaved()) is not None:
-                    reporter.say(left_out)
-                recorder.instant("run_end", **self.history.summary())
-            except BaseException as error:
-                recorder.instant("run_failed", error=clean_text(repr(error)), step=self._at.step)
-                raise
+                with self._attempt.training():
+                    self._report_earlier(self._attempt)
+                    before = self._at.step
+                    try:
+                        for turns in loop.steps(assembly.total_steps, config.num_train_epochs):
+                            before = self._at.step
+                            yield self._micro_batches(loop, turns)
+                    except GeneratorExit:
+                        # the script has left its loop: after a step it may, in one it has failed
+                        if self._at.step == before:
+                            raise
+                        self._left_early(loop, self._attempt)
+                self._attempt.end()
             finally:
-                self._reporter = None
-                saver.close()
-                reporter.close()
-                self.history.total_time = time.perf_counter() - began
+                self._loop = None
+                self.history.total_time = time.perf_counter() - began_s
 
-    def _all_turns(self, reporter: Reporter) -> Iterator[Iterator[Turn]]:
-        """Each step's turns; what belongs between two steps is done here."""
-        config, timer, saver = self.assembly.config, self._engine.timer, self._saver
-        logged = LoggedSteps.of(config, self.history, reporter.say)
+    def _report_earlier(self, attempt: Attempt) -> None:
+        for result, length in self._unreported:
+            attempt.reporter.evaluation(result, length)
 
-        def log() -> None:
-            if metrics := self._engine.meter.collect():
-                timer.caught_up()
-                reporter.steps(metrics)
-                logged.note(metrics)
+    def _left_early(self, loop: Loop, attempt: Attempt) -> None:
+        loop.timer.done(self._at.step)
+        if (left_out := attempt.saver.unsaved()) is not None:
+            attempt.reporter.say(left_out)
 
-        self._log = log
-        for turns in self.assembly.feed.steps(self.assembly.total_steps, config.num_train_epochs):
-            timer.begin()
-            number = self._at.step
-            yield turns
-            if self._at.step == number:
-                raise RuntimeError("step() was not called: one step per global batch")
-            try:
-                if self._at.step % config.record.logging_steps == 0:
-                    log()
-                saver.after_step(self._at.step, log)
-            finally:
-                timer.done(self._at.step)
-        log()
-        timer.finish()
-        logged.end(self._at.step)
-        saver.finish()
-
-    def _micro_batches(self, turns: Iterator[Turn]) -> Iterator[Any]:
-        engine, accumulation = self._engine, self.assembly.feed.plan.accumulation
+    def _micro_batches(self, loop: Loop, turns: Iterator[Turn]) -> Iterator[Any]:
         self._turns_are_done = False
-        for position in range(accumulation):
-            asked = engine.timer.now()
-            micro, batch = next(turns)
-            engine.timer.waited_for_data(asked)
-            if not engine.wants(micro):
-                continue
+        for micro, batch, is_last in loop.micro_batches(turns):
             self._micro = micro
-            with engine.micro_batch(micro, is_last=position == accumulation - 1), engine.autocast:
-                yield to_device(batch, engine.world.device)
+            with self._engine.micro_batch(micro, is_last=is_last), self._engine.autocast:
+                yield batch
             if self._micro is not None:
                 raise RuntimeError("backward() was not called for this micro-batch")
         self._turns_are_done = True
@@ -234,44 +191,39 @@ class KeptLoop:
 
     def step(self) -> None:
         """Clip, set the learning rate, move the weights, forget the gradients."""
-        if not self._turns_are_done:
+        if self._loop is None or not self._turns_are_done:
             raise RuntimeError("step() was called before all of the step's batches were used")
-        self._engine.timer.optimizing()
-        self._engine.complete_gradients(self._at.step)
-        self._engine.step(self._at.step)
-        self._engine.timer.ended()
-        self._at.step += 1
+        self._loop.move()
         self._turns_are_done = False
 
     def save(self) -> None:
         """Keep the step that was just done, whatever checkpoint.every_steps says. On every rank."""
-        if self._reporter is None or self._at.step == 0 or self._turns_are_done:
+        if self._loop is None or self._at.step == 0 or self._turns_are_done:
             raise RuntimeError("save() belongs after step(), inside `for step in loop.steps()`")
-        self._log()
-        self._saver.save_now()
+        self._loop.log()
+        self._loop.saver.save_now()
 
     def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
         """Every validation sample once; the same value at any number of ranks."""
-        feed = make_evaluation_feed(val, self.assembly)
-        task = Task(model=lambda: self.model, loss=_not_asked, metrics=metrics)
-        self._saver.page.note(Phase.EVALUATING)
-        with self._engine.autocast:
-            result = evaluate(task, self._engine.spread, feed, self._engine.world, self._at.step)
-        self.history.evaluations.append(result)
-        self._saver.score(result)
-        self._report(result, feed.length)
-        self._saver.page.note(Phase.STEPPING)
+        source = source_from(val, self.assembly.config.data, "val")
+        feed = make_evaluation_feed(source, self.assembly)
+        task = replace(_TASK, metrics=metrics)
+        if self._loop is not None and self._attempt is not None:
+            result = self._attempt.evaluate(task, feed)
+        else:
+            result = self._evaluate_outside(task, feed)
+        self.assembly.page.note(Phase.STEPPING)
         return result
 
-    def _report(self, result: EvaluationResult, length: int | None) -> None:
-        """Show and record it; before the loop there is no run to record it in yet."""
-        if self._reporter is not None:
-            self._reporter.evaluation(result, length)
-        elif self._open_recorder is None:
-            self._unreported.append((result, length))
+    def _evaluate_outside(self, task: Task, feed: EvaluationFeed) -> EvaluationResult:
+        """Before the loop there is no run to record it in yet; after it, it is added."""
+        engine = self._engine
+        self.assembly.page.note(Phase.EVALUATING)
+        with engine.autocast:
+            result = evaluate(task, engine.spread, feed, engine.world, self._at.step)
+        self.history.evaluations.append(result)
+        if self._attempt is None:
+            self._unreported.append((result, feed.length))
         else:
-            with self._open_recorder() as recorder:
-                reporter = Reporter(self.assembly, recorder, self.history)
-                reporter.evaluation(result, length)
-                reporter.close()
-                recorder.instant("run_end", **self.history.summary())  # it stays the last word
+            self._attempt.add_evaluation(result, feed.length)
+        return result

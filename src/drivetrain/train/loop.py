@@ -18,6 +18,9 @@ Its contract, for every strategy, data source and number of ranks:
         save, if it is time; stop, if somebody asked for it and all ranks agreed
         on_train_epoch_end                               # when the step closes an epoch
 
+`Trainer.fit` drives it with `run`. A loop of one's own is the same loop, driven from outside:
+`steps`, `micro_batches` and `move` are its three places, and the user's code stands between them.
+
 Nothing here knows how the model is spread: that is the engine's, and the strategy's below it.
 """
 
@@ -25,11 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Self
 
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.record.recorder import Recorder
+from drivetrain.train.attempt import Attempt
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.saving.run_state import Position
@@ -64,28 +69,87 @@ class Loop:
         """Marks each step's moments."""
         return self.engine.timer
 
+    @classmethod
+    def of(
+        cls,
+        attempt: Attempt,
+        task: Task,
+        notify: Notify,
+        evaluate: Callable[[int], None] | None = None,
+    ) -> Self:
+        """The loop of an attempt."""
+        assembly, config = attempt.assembly, attempt.assembly.config
+        return cls(
+            task=task,
+            engine=assembly.engine,
+            feed=assembly.feed,
+            recorder=attempt.recorder,
+            notify=notify,
+            logging_steps=config.record.logging_steps,
+            evaluate_every=config.evaluation.every_steps,
+            evaluate=evaluate,
+            report=attempt.reporter.steps,
+            logged=LoggedSteps.of(config, attempt.history, attempt.reporter.say),
+            saver=attempt.saver,
+            at=attempt.saver.at,
+        )
+
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
         """Train until the steps, or the epochs, are through."""
-        for turns in self.feed.steps(total_steps, num_epochs):
+        for turns in self.steps(total_steps, num_epochs):
             self._one_step(turns)
-            self.at.step += 1
+
+    def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
+        """Each step's turns, for whoever computes with them and then calls `move`.
+
+        What belongs between two steps and after the last one is done here.
+        """
+        for turns in self.feed.steps(total_steps, num_epochs):
+            self.timer.begin()
+            before = self.at.step
+            yield turns
+            if self.at.step == before:
+                raise RuntimeError("step() was not called: one step per global batch")
             try:
                 self._after_step()
             finally:  # a step that was done is written down, also when it was the last one
                 self.timer.done(self.at.step)
-        self._log()
+        self.log()
         self.timer.finish()
         self.logged.end(self.at.step)
         self._evaluate()
         self.saver.finish()
         self._turn_epoch(-1)
 
+    def micro_batches(self, turns: Iterator[Turn]) -> Iterator[tuple[MicroBatch, Any, bool]]:
+        """A step's micro-batches, on this rank's device, and whether it is the last turn."""
+        engine, timer, accumulation = self.engine, self.timer, self.feed.plan.accumulation
+        for position in range(accumulation):
+            asked = timer.now()
+            micro, batch = next(turns)
+            timer.waited_for_data(asked)
+            if position == 0:
+                self._open_step(micro)
+            if engine.wants(micro):
+                yield micro, to_device(batch, engine.world.device), position == accumulation - 1
+
+    def move(self) -> None:
+        """All gradients are there: move the weights, and count the step."""
+        step = self.at.step
+        self.timer.optimizing()
+        self.engine.complete_gradients(step)
+        self.notify("on_before_optimizer_step", step)
+        self.engine.step(step)
+        self.timer.ended()
+        self.notify("on_train_batch_end", step)
+        self.at.step = step + 1
+
     def _after_step(self) -> None:
         if self.at.step % self.logging_steps == 0:
-            self._log()
+            self.log()
         if self._ends_a_stretch():
             self._evaluate()
-        self.saver.after_step(self.at.step, self._log)
+        self.saver.after_step(self.at.step, self.log)
 
     def _ends_a_stretch(self) -> bool:
         """Whether it is time to evaluate: after so many steps, or after an epoch."""
@@ -95,30 +159,16 @@ class Loop:
         return plan.length is not None and plan.position(self.at.step).samples == 0
 
     def _one_step(self, turns: Iterator[Turn]) -> None:
-        engine, timer, step = self.engine, self.timer, self.at.step
-        timer.begin()
         self._go_through(turns)
-        timer.optimizing()
-        engine.complete_gradients(step)
-        self.notify("on_before_optimizer_step", step)
-        engine.step(step)
-        timer.ended()
-        self.notify("on_train_batch_end", step)
+        self.move()
 
     def _go_through(self, turns: Iterator[Turn]) -> None:
         """Forward and backward of this rank's micro-batches."""
-        engine, timer = self.engine, self.timer
-        for position in range(self.feed.plan.accumulation):
-            asked = timer.now()
-            micro, batch = next(turns)
-            timer.waited_for_data(asked)
-            if position == 0:
-                self._open_step(micro)
-            if not engine.wants(micro):
-                continue
-            with engine.micro_batch(micro, is_last=position == self.feed.plan.accumulation - 1):
+        engine = self.engine
+        for micro, batch, is_last in self.micro_batches(turns):
+            with engine.micro_batch(micro, is_last=is_last):
                 with engine.autocast:
-                    loss = self.task.loss(engine.model, to_device(batch, engine.world.device))
+                    loss = self.task.loss(engine.model, batch)
                 engine.backward(loss, micro)
 
     def _open_step(self, first: MicroBatch) -> None:
@@ -138,11 +188,12 @@ class Loop:
 
     def _evaluate(self) -> None:
         if self.evaluate is not None and self.at.step != self.at.evaluated_at:
-            self._log()
+            self.log()
             self.evaluate(self.at.step)
             self.at.evaluated_at = self.at.step
 
-    def _log(self) -> None:
+    def log(self) -> None:
+        """Bring metrics up to date: reduced over the ranks, recorded, shown."""
         metrics = self.engine.meter.collect()
         if not metrics:
             return

@@ -17,25 +17,17 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.intercept import Intercepted, is_intercepting
-from drivetrain.core.redaction import clean_text
-from drivetrain.data.sources import refuse_one_pass
-from drivetrain.record.recorder import Recorder
-from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import Phase
-from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed, some_batch
+from drivetrain.data.sources import Source, refuse_one_pass, source_from
+from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
+from drivetrain.train.attempt import Attempt, open_attempt
 from drivetrain.train.bitwise_mode import process_settings
-from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
 from drivetrain.train.loop import Loop
-from drivetrain.train.open_run import begin_attempt, open_directory, open_recorder
-from drivetrain.train.saving.saver import Saver
+from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Task
-from drivetrain.train.watch.compiling import announcing
-from drivetrain.train.watch.logged_steps import LoggedSteps
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
-from drivetrain.train.watch.reporter import Reporter
 
 
 class Trainer:
@@ -82,81 +74,66 @@ class Trainer:
 
     def fit(self, train: Any, val: Any = None) -> History:
         """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables."""
+        source = source_from(train, self.config.data)
         if is_intercepting():
-            raise Intercepted(self.task, self.resolved, some_batch(self.config, train))
-        began = time.perf_counter()
+            raise Intercepted(self.task, self.resolved, source.batch_of_largest)
+        validation = None if val is None else source_from(val, self.config.data, "val")
+        refuse_one_pass(val, "val")
+        began_s = time.perf_counter()
         with process_settings(self.config):
-            assembly = assemble(self.task, self.resolved, train)
-            self.assembly, self.resolved = assembly, assembly.resolved
-            self.history = History()
-            directory = open_directory(assembly)
-            self.run_dir = self.history.run_dir = directory.path
-            saver = Saver(assembly, self.history, self.stateful)
-            self.attempt = attempt = saver.open(directory)
-            begin_attempt(assembly, directory, attempt, saver.at.step)
-            with open_recorder(assembly, directory, attempt) as recorder:
-                recorder.instant("attempt", number=attempt, resumed_step=saver.at.step)
-                recorder.spans(saver.at.step, ("start_up", began, time.perf_counter()))
-                try:
-                    self._train(assembly, recorder, saver, train, val)
-                except NotSaved:  # there may be room for the weights, or it is another disk
-                    with contextlib.suppress(OSError):
-                        write_weights(assembly, directory.checkpoints / "weights.pt")
-                    raise
-                write_weights(assembly, directory.checkpoints / "weights.pt")
-                self.history.total_time = time.perf_counter() - began
-                recorder.instant("run_end", **self.history.summary())
+            assembly = assemble(self.task, self.resolved, source)
+            self.assembly, self.resolved, self.history = assembly, assembly.resolved, History()
+            run = RunState(assembly, self.history, self.stateful)
+            with open_attempt(assembly, self.history, run, began_s) as attempt:
+                self.run_dir, self.attempt = attempt.directory.path, attempt.number
+                self._train(attempt, validation)
+                self.history.total_time = time.perf_counter() - began_s
+                attempt.end()
         return self.history
 
-    def _train(
-        self, assembly: Assembly, recorder: Recorder, saver: Saver, train: Any, val: Any
-    ) -> None:
-        config, notify = assembly.config, HookCaller(self, self.hooks)
-        reporter = Reporter(assembly, recorder, self.history)
-        loop = kind_of_loop(config)(
-            task=self._watched(assembly, saver),
-            engine=assembly.engine,
-            feed=assembly.feed,
-            recorder=recorder,
-            notify=notify,
-            logging_steps=config.record.logging_steps,
-            evaluate_every=config.evaluation.every_steps,
-            evaluate=self._evaluator(assembly, reporter, recorder, notify, saver, val),
-            report=reporter.steps,
-            logged=LoggedSteps.of(config, self.history, reporter.say),
-            saver=saver,
-            at=saver.at,
-        )
-        if config.fault_tolerance == "live":
-            from drivetrain.train.live.training import go_live  # torchft's, and only then
-
-            loop = go_live(loop, train, config)
-
+    def _train(self, attempt: Attempt, validation: Source | None) -> None:
+        """Train, and leave the whole model's weights behind."""
+        assembly, weights = attempt.assembly, attempt.directory.checkpoints / "weights.pt"
+        notify = HookCaller(self, self.hooks)
+        loop = self._loop(attempt, notify, validation)
         try:
-            reporter.begin(self.run_dir)
-            saver.begin(recorder, reporter.say)
+            with attempt.training():
+                self._run(loop, notify, assembly.total_steps)
+        except NotSaved:  # there may be room for the weights, or it is another disk
+            with contextlib.suppress(NotSaved):
+                write_weights(assembly, weights)
+            raise
+        write_weights(assembly, weights)
+
+    def _run(self, loop: Loop, notify: HookCaller, total_steps: int | None) -> None:
+        try:
             notify("on_fit_start")
-            assembly.engine.model.train()
-            with announcing(saver.page, loop.timer.compiled):
-                loop.run(assembly.total_steps, config.num_train_epochs)
+            loop.engine.model.train()
+            loop.run(total_steps, self.config.num_train_epochs)
             notify("on_fit_end")
         except BaseException as error:
             notify("on_exception", error)
-            recorder.instant("run_failed", error=clean_text(repr(error)), step=saver.at.step)
             raise
-        finally:
-            saver.close()
-            reporter.close()
 
-    def _watched(self, assembly: Assembly, saver: Saver) -> Task:
+    def _loop(self, attempt: Attempt, notify: HookCaller, validation: Source | None) -> Loop:
+        assembly = attempt.assembly
+        evaluate = self._evaluator(attempt, notify, validation)
+        loop = kind_of_loop(assembly.config).of(attempt, self._watched(attempt), notify, evaluate)
+        if assembly.config.fault_tolerance != "live":
+            return loop
+        from drivetrain.train.live.training import go_live  # torchft's, and only then
+
+        return go_live(loop, assembly.source, assembly.config)
+
+    def _watched(self, attempt: Attempt) -> Task:
         """The task, with an eye on its loss where that costs nothing."""
-        parallel = assembly.config.parallel
-        if not has_whole_loss_on_host(assembly) or self.run_dir is None:
+        assembly, parallel = attempt.assembly, attempt.assembly.config.parallel
+        if not has_whole_loss_on_host(assembly):
             return self.task
         watch = NonFiniteWatch(
             rank=assembly.world.rank,
-            folder=RunDirectory(self.run_dir).attempt(self.attempt) / "non_finite",
-            step=lambda: saver.at.step,
+            folder=attempt.directory.attempt(attempt.number) / "non_finite",
+            step=lambda: attempt.saver.at.step,
             sample_ids=assembly.feed.sample_ids,
             micro_batch_size=assembly.feed.plan.micro_batch_size,
             inner=assembly.engine.spread.inner,
@@ -166,28 +143,15 @@ class Trainer:
         return watch.over(self.task)
 
     def _evaluator(
-        self,
-        assembly: Assembly,
-        reporter: Reporter,
-        recorder: Recorder,
-        notify: HookCaller,
-        saver: Saver,
-        val: Any,
+        self, attempt: Attempt, notify: HookCaller, validation: Source | None
     ) -> Callable[[int], None] | None:
-        if val is None:
+        if validation is None:
             return None
-        refuse_one_pass(val, "val")
-        engine, feed = assembly.engine, make_evaluation_feed(val, assembly)
+        feed = make_evaluation_feed(validation, attempt.assembly)
 
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
-            saver.page.note(Phase.EVALUATING)
-            with recorder.measure("evaluation", step), engine.autocast:
-                result = evaluate(self.task, engine.spread, feed, assembly.world, step)
-            self.history.evaluations.append(result)
-            saver.score(result)
-            reporter.evaluation(result, feed.length)
-            notify("on_validation_end", result)
+            notify("on_validation_end", attempt.evaluate(self.task, feed))
 
         return evaluate_now
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from torch import nn
 
@@ -26,17 +25,16 @@ from drivetrain.data.batches import DataPosition
 from drivetrain.data.dealt import DealtFeed
 from drivetrain.data.device import to_device
 from drivetrain.data.feed import Feed, Turn
-from drivetrain.data.sources import source_from
+from drivetrain.data.sources import Source
 from drivetrain.parallel.live_world import LiveWorld, Seat
 from drivetrain.train.live.meter import LiveMeter
 from drivetrain.train.live.replicas import Replicas, State, sum_gradients
 from drivetrain.train.loop import Loop
 
 
-def go_live(loop: Loop, train: Any, config: RunConfig) -> LiveLoop:
+def go_live(loop: Loop, source: Source, config: RunConfig) -> LiveLoop:
     """The same loop, among replicas; its world must be one of a single rank."""
     engine, plan = loop.engine, loop.feed.plan
-    source = source_from(train, config.data, can_pin=not engine.world.accelerator.is_cpu)
     problems = _problems(config, source.length, plan.num_micro_batches)
     if problems:
         raise ConfigError(problems)
@@ -89,19 +87,19 @@ class LiveLoop(Loop):
             self.recorder.instant("live_step_again", step=self.at.step)
             self.engine.optimizer.zero_grad()
             self.meter.forget()
-        self.dealt.steps_done = self.at.step + 1
+            self.timer.begin()
+        self.dealt.steps_done = self.at.step
         self.saved.load_state_dict(self.dealt.state_dict())
 
     def _attempt(self) -> bool:
         """One try at the present step; False when it must be done again."""
-        timer, waiting = self.timer, self.engine.waiting
-        timer.begin()
+        waiting = self.engine.waiting
         with waiting.around():
             met = self._replicas.meet()
         if met is None:
             self._replicas.commit()  # refused; it tells the lighthouse to bring us together
             return False
-        self.at.step = step = met[0]  # further on, when others were
+        self.at.step = met[0]  # further on, when others were
         self._sit_down(*met[1:])
         self._train_share()
         sums = self.meter.own()
@@ -111,12 +109,7 @@ class LiveLoop(Loop):
             if not self._replicas.commit():
                 return False
         self.meter.settle(sums.tolist())
-        timer.optimizing()
-        self.engine.complete_gradients(step)
-        self.notify("on_before_optimizer_step", step)
-        self.engine.step(step)
-        timer.ended()
-        self.notify("on_train_batch_end", step)
+        self.move()
         return True
 
     def _sit_down(self, rank: int, num_replicas: int) -> None:

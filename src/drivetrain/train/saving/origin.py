@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drivetrain.checkpoint.checkpointer import Checkpointer
@@ -13,10 +13,56 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.live_world import LiveWorld
 from drivetrain.parallel.world import World
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR
+from drivetrain.train.assemble import Assembly
+from drivetrain.train.contract import agree_on, contract_of
+from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.run_state import RunState
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an attempt begins."""
+
+    attempt: int
+    """Counted from 1."""
+    checkpointer: Checkpointer
+    manifest: Manifest | None
+    """Of the checkpoint that was loaded; None: the run begins at its beginning."""
+    note: str
+    """What should be said about it."""
+
+
+def start_from_newest(
+    assembly: Assembly, history: History, run: RunState, directory: RunDirectory
+) -> Start:
+    """Load the newest good checkpoint, if there is one, and claim the run. Collective."""
+    config, world = assembly.config, assembly.world
+    contract = contract_of(config, assembly.source, assembly.made, world)
+    agree_on(contract, world)
+    rule = config.checkpoint
+    place = place_at(rule.directory or str(directory.checkpoints))
+    checkpointer = Checkpointer(place, rule, world, config.parallel.strategy, contract)
+    origin = Origin(checkpointer, rule, directory, run)
+    origin.load(world)
+    assembly.engine.ends_at(assembly.total_steps)  # another batch size: after other steps
+    for result in history.evaluations:
+        note_score(checkpointer, rule, result)
+    if isinstance(world, LiveWorld):  # claimed by whoever comes to write, and when
+        return Start(directory.next_attempt(), checkpointer, origin.manifest, origin.note)
+    attempt = origin.claim()
+    if world.is_main:
+        checkpointer.clean()
+    return Start(attempt, checkpointer, origin.manifest, origin.note)
+
+
+def note_score(checkpointer: Checkpointer, rule: Checkpoint, result: EvaluationResult) -> None:
+    """Remember what `keep_best` goes by."""
+    if rule.keep_best is not None and rule.keep_best in result.metrics:
+        checkpointer.scores[result.step] = result.metrics[rule.keep_best]
 
 
 class Origin:

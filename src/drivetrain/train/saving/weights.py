@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from drivetrain.checkpoint.failures import reason
+from drivetrain.core.errors import NotSaved
 from drivetrain.core.files import beside, make_folder, sync_path
 from drivetrain.train.assemble import Assembly
 
@@ -15,8 +17,24 @@ from drivetrain.train.assemble import Assembly
 def write_weights(assembly: Assembly, path: Path) -> None:
     """All ranks gather; rank 0 writes beside the file and renames, so nobody reads half of it."""
     weights = assembly.engine.spread.full_state()
-    if not assembly.world.is_main:
-        return
+    problem = _write(weights, path) if assembly.world.is_main else ""
+    if problem := assembly.world.agree(problem):
+        raise NotSaved(
+            f"the trained weights could not be written to {path} ({problem}); make room, or see "
+            "that it can be written, and start the same command again"
+        )
+
+
+def _write(weights: dict[str, Any], path: Path) -> str:
+    """What went wrong, if something did. Torch's own writer says it with a RuntimeError."""
+    try:
+        _replace(weights, path)
+    except (OSError, RuntimeError) as error:
+        return reason(error)
+    return ""
+
+
+def _replace(weights: dict[str, Any], path: Path) -> None:
     make_folder(path.parent)
     with beside(path) as partial:
         torch.save(weights, partial)

@@ -1,0 +1,171 @@
+"""Attempt: one life of a run, from opening its directory to its last event.
+
+`Trainer.fit` and a loop of one's own open the same attempt and train inside `training()`.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.checkpoint.checkpointer import versions
+from drivetrain.core.redaction import clean_text
+from drivetrain.data.evaluation import EvaluationFeed
+from drivetrain.record.recorder import Recorder
+from drivetrain.record.run_directory import RunDirectory
+from drivetrain.record.session import (
+    Phase,
+    beginnings,
+    next_run_directory,
+    remember_attempt,
+    remember_directory,
+)
+from drivetrain.record.sinks import PER_NODE, make_sink
+from drivetrain.train.assemble import Assembly
+from drivetrain.train.evaluate import evaluate
+from drivetrain.train.history import EvaluationResult, History
+from drivetrain.train.saving.config_record import ConfigRecord
+from drivetrain.train.saving.origin import start_from_newest
+from drivetrain.train.saving.run_state import RunState
+from drivetrain.train.saving.saver import Saver
+from drivetrain.train.task import Task
+from drivetrain.train.watch.compiling import announcing
+from drivetrain.train.watch.compression import announce_compression
+from drivetrain.train.watch.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What training writes to, and saves with."""
+
+    assembly: Assembly
+    history: History
+    directory: RunDirectory
+    config: ConfigRecord
+    recorder: Recorder
+    reporter: Reporter
+    saver: Saver
+
+    @property
+    def number(self) -> int:
+        """Counted from 1."""
+        return self.config.attempt
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Say that it begins; listen for a stop; record why it failed, if it does."""
+        try:
+            self.reporter.begin(self.directory.path)
+            self.saver.begin()
+            announce_compression(self.assembly, self.config, self.reporter.say)
+            with announcing(self.assembly.page, self.assembly.engine.timer.compiled):
+                yield
+        except GeneratorExit:  # a loop of one's own, left in the middle of a step
+            self._failed("left in a step")
+            raise
+        except BaseException as error:
+            self._failed(clean_text(repr(error)))
+            raise
+        finally:
+            self.saver.close()
+            self.reporter.close()
+
+    def evaluate(self, task: Task, feed: EvaluationFeed) -> EvaluationResult:
+        """Every validation sample once; shown, recorded and remembered."""
+        engine, step = self.assembly.engine, self.saver.at.step
+        self.assembly.page.note(Phase.EVALUATING)
+        with self.recorder.measure("evaluation", step), engine.autocast:
+            result = evaluate(task, engine.spread, feed, self.assembly.world, step)
+        self.history.evaluations.append(result)
+        self.saver.score(result)
+        self.reporter.evaluation(result, feed.length)
+        return result
+
+    def end(self) -> None:
+        """The last word of a run that was not cut off."""
+        self.recorder.instant("run_end", **self.history.summary())
+
+    def _failed(self, why: str) -> None:
+        self.recorder.instant("run_failed", error=why, step=self.saver.at.step)
+
+    def add_evaluation(self, result: EvaluationResult, length: int | None) -> None:
+        """One that was made after the attempt's end."""
+        with open_recorder(self.assembly, self.directory, self.number) as recorder:
+            reporter = Reporter(self.assembly, recorder, self.history)
+            reporter.evaluation(result, length)
+            reporter.close()
+            recorder.instant("run_end", **self.history.summary())  # it stays the last word
+
+
+@contextmanager
+def open_attempt(
+    assembly: Assembly, history: History, run: RunState, began_s: float
+) -> Iterator[Attempt]:
+    """Open the run's directory, load its newest good checkpoint, and claim it. Collective."""
+    directory = _open_directory(assembly)
+    history.run_dir = directory.path
+    start = start_from_newest(assembly, history, run, directory)
+    _begin(assembly, directory, start.attempt, run.at.step)
+    with open_recorder(assembly, directory, start.attempt) as recorder:
+        recorder.instant("attempt", number=start.attempt, resumed_step=run.at.step)
+        recorder.spans(run.at.step, ("start_up", began_s, time.perf_counter()))
+        reporter = Reporter(assembly, recorder, history)
+        config = ConfigRecord(assembly.resolved, directory, start.attempt)
+        saver = Saver(assembly, run, start, config, recorder, reporter.say)
+        yield Attempt(assembly, history, directory, config, recorder, reporter, saver)
+
+
+def _open_directory(assembly: Assembly) -> RunDirectory:
+    """Rank 0 makes it, or finds the one of an earlier attempt; everyone uses it. Collective."""
+    world, config = assembly.world, assembly.config
+    settled, number = next_run_directory()
+    path = ""
+    if world.is_main or world.mesh is None:  # live replicas settle it each for itself
+        made = settled or RunDirectory.create(config.output_dir, config.name).path
+        path = str(RunDirectory.at(made).path)
+    directory = RunDirectory(Path(world.agree(path)))
+    if world.identity.local_rank == 0:
+        remember_directory(number, directory.path)
+    return directory
+
+
+def _begin(assembly: Assembly, directory: RunDirectory, number: int, resumed_step: int) -> None:
+    """Rank 0 writes down what this life of the run starts with."""
+    if assembly.world.identity.local_rank == 0:
+        remember_attempt(number)
+    if assembly.world.is_main:
+        directory.write_run_yaml(assembly.resolved.to_yaml(), number)
+        directory.begin_attempt(number, {**_facts(assembly), "resumed_step": resumed_step})
+
+
+def open_recorder(assembly: Assembly, directory: RunDirectory, attempt: int) -> Recorder:
+    """This rank's event file; the sinks hang on rank 0's, and some on each node's first."""
+    identity = assembly.world.identity
+    names: tuple[str, ...] = tuple(assembly.config.record.sinks)
+    if not assembly.world.is_main:
+        names = tuple(name for name in names if identity.local_rank == 0 and name in PER_NODE)
+    sinks = [make_sink(name, directory) for name in names]
+    recorder = Recorder(directory.events(identity.rank), sinks, attempt)
+    recorder.watch_system(assembly.config.record.system_every_s)
+    return recorder
+
+
+def _facts(assembly: Assembly) -> dict[str, Any]:
+    identity = assembly.world.identity
+    return {
+        **beginnings(),
+        "started_s": time.time(),
+        "host": socket.gethostname(),
+        "environment": identity.environment,
+        "world_size": identity.world_size,
+        "total_steps": assembly.total_steps,
+        "layout": str(assembly.world.layout),
+        "device": str(assembly.world.device),
+        "device_name": assembly.world.accelerator.name,
+        **versions(),
+    }
