@@ -16,7 +16,7 @@ from drivetrain.record.session import (
     remember_attempt,
     remember_directory,
 )
-from drivetrain.record.sinks import PER_NODE, make_sink
+from drivetrain.record.sinks import is_per_node, make_sink
 from drivetrain.train.assemble import Assembly
 
 
@@ -50,7 +50,7 @@ def open_recorder(assembly: Assembly, directory: RunDirectory, attempt: int) -> 
     identity = assembly.world.identity
     names: tuple[str, ...] = tuple(assembly.config.record.sinks)
     if not assembly.world.is_main:
-        names = tuple(name for name in names if identity.local_rank == 0 and name in PER_NODE)
+        names = tuple(name for name in names if identity.local_rank == 0 and is_per_node(name))
     sinks = [make_sink(name, directory) for name in names]
     recorder = Recorder(directory.events(identity.rank), sinks, attempt)
     recorder.watch_system(assembly.config.record.system_every_s)

@@ -13,11 +13,10 @@ from typing import Any
 from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.place import place_at
-from drivetrain.checkpoint.state import Stateful
 from drivetrain.core.errors import NotSaved, Preempted
-from drivetrain.parallel.communication.auto import Trial
+from drivetrain.core.stateful import Stateful
 from drivetrain.parallel.live_world import LiveWorld
-from drivetrain.parallel.local_sgd import agreed_weights
+from drivetrain.parallel.model import Choice
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import Phase, ProgressPage
@@ -26,7 +25,6 @@ from drivetrain.train.assemble import Assembly
 from drivetrain.train.contract import agree_on, contract_of
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.origin import Origin
-from drivetrain.train.saving.own_states import own_states
 from drivetrain.train.saving.pulse import Pulse
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.timetable import Timetable
@@ -100,11 +98,7 @@ class Saver:
         """The run is about to step."""
         self._recorder, self._say = recorder, say
         self._timer.recorder = recorder
-        trial = own_states(self._assembly.engine).get("communication")
-        if isinstance(trial, Trial):
-            trial.when_settled = self._note_compression
-            if trial.choice:
-                self._note_compression(trial.choice, "as in this run's earlier attempt")
+        self._assembly.engine.spread.when_settled(self._note_choice)
         if self._checkpointer is not None and not self._world.accelerator.is_cpu:
             self._assembly.engine.before_change = self._before_change
         self._stop.listen()
@@ -160,7 +154,7 @@ class Saver:
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
             return
         self.page.note(Phase.SAVING)
-        with agreed_weights(self._assembly.engine.spread) as are_taken_back:
+        with self._assembly.engine.spread.shown_weights() as are_taken_back:
             before = self._checkpointer.save(
                 self._run.whole(), step, self._run.position(step), contents=self._rule.contents
             )
@@ -288,8 +282,8 @@ class Saver:
         if self._world.is_main and self._directory is not None:
             self._directory.write_run_yaml(self._resolved.to_yaml(), self._attempt)
 
-    def _note_compression(self, name: str, why: str) -> None:
-        """How the trial of `communication.compression: auto` has ended."""
-        self._choose("communication.compression", name, why)
+    def _note_choice(self, choice: Choice) -> None:
+        """A key that was left open is settled by the run's steps."""
+        self._choose(choice.key, choice.value, choice.why)
         if self._world.is_main:
-            self._say(f"communication: {'plain gradients' if name == 'none' else name}; {why}")
+            self._say(choice.said)
