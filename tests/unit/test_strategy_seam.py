@@ -1,13 +1,24 @@
 """A strategy owns everything that is said about it: nobody else names one."""
 
 import ast
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from drivetrain.core.traits import STRATEGIES, all_traits
+from drivetrain.cluster.description import Cluster
+from drivetrain.config import resolve
+from drivetrain.core.plugins import load
+from drivetrain.core.traits import STRATEGIES, Traits, all_traits, traits_of
+from drivetrain.parallel.layout import Layout
+from drivetrain.plan.candidate import Candidate
+from drivetrain.strategies.choose import strategy_from
+from drivetrain.strategies.cost import PartNumbers
+from drivetrain.strategies.strategy import Profile
 
 SOURCE = Path(__file__).parents[2] / "src" / "drivetrain"
 NAMES = re.compile(r"ddp|fsdp|hsdp|deepspeed|horovod|local_?sgd|zero_stage", re.IGNORECASE)
@@ -96,7 +107,50 @@ def test_a_word_is_found_wherever_it_stands(tmp_path: Path) -> None:
     assert not any(NAMES.search(word) for _, word in words_of(explained))
 
 
-def test_every_strategy_is_whole() -> None:
-    for traits in all_traits():
-        assert STRATEGIES.references[traits.name].startswith("drivetrain.strategies.")
-        assert traits.section()  # everything in it has a default
+def test_what_is_said_about_a_strategy_loads_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from drivetrain.core.traits import all_traits\n"
+        "from drivetrain.strategies.cost import cost_model\n"
+        "names = [each.name for each in all_traits() if each.section() and cost_model(each.name)]\n"
+        "import drivetrain.config\n"
+        "print(*names, 'torch' in sys.modules)\n"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.split() == [*STRATEGIES.names, "False"]
+
+
+@pytest.mark.parametrize("traits", all_traits(), ids=lambda traits: traits.name)
+def test_what_traits_refer_to_is_there(traits: Traits) -> None:
+    references = [traits.strategy, traits.cost, traits.rehearse_within]
+    references += [traits.launcher.rendezvous] if traits.launcher else []
+    assert all(callable(load(each)) or each == traits.cost for each in references if each)
+
+
+def test_a_config_with_its_strategys_section_can_be_sent_to_another_process() -> None:
+    config = resolve(
+        {"global_batch_size": 8, "max_steps": 1, "parallel": {"strategy": "local_sgd"}}
+    ).config
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("name", STRATEGIES.names)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_the_start_up_check_counts_as_the_planner_does(name: str, micro_batches: int) -> None:
+    """Bytes of one and the same model: a candidate of the planner's, and a run that starts."""
+    axis = traits_of(name).fills
+    layout = Layout(**{axis: 4})
+    said = {"global_batch_size": 4 * micro_batches, "max_steps": 1, "parallel": {"strategy": name}}
+    config = resolve({**said, "micro_batch_size": 1}).config
+    blocks = [range(micro_batches * rank, micro_batches * (rank + 1)) for rank in range(4)]
+    facts = Profile(1000, 4000, 4000, 8000, micro_batches_per_step=micro_batches)
+    now = strategy_from(config, blocks).cost(facts, layout, Cluster(1, 4))
+    candidate = Candidate(layout, name, accumulation=micro_batches, options=config.parallel.options)
+    parts = [PartNumbers(1000.0, 1000.0, 2000.0) for _ in range(4)]
+    walk = candidate.cost.walk(parts, [False] * 4, 0.0, candidate.use)
+    moments = [*walk.forward(), *walk.backward(), walk.optimizer(0.0)]
+    sent = candidate.cost.exchanges(parts, [False] * 4, candidate.use)
+    assert now.parameter_bytes == walk.held().parameters
+    assert now.optimizer_bytes == walk.held().optimizer
+    assert now.gradient_bytes == max(moment.gradients for moment in moments)
+    assert now.sent_bytes_per_step == int(sum(each.sent_bytes(layout) for each in sent))
