@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.core.section import Section
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
+from drivetrain.strategies.fsdp import FSDP
 
 TRANSFORMERS = ("gpt", "hf_gpt2", "hf_llama", "hf_bert")
 ALL = (*TRANSFORMERS, "resnet")
@@ -61,10 +63,10 @@ class Case:
         said: dict[str, Any] = {"precision": self.precision, "recompute": self.recompute}
         return Candidate(
             layout,
-            strategy,  # type: ignore[arg-type]  # a word of the table above
+            strategy,
             micro_batch_size=self.micro_batch_size,
             accumulation=self.accumulation,
-            reduce_every_micro_batch=self.reduce_each,
+            options=FSDP(reduce_every_micro_batch=True) if self.reduce_each else Section(),
             **said,
         )
 

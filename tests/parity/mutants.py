@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.feed import MapFeed, Turn
-from drivetrain.parallel.communication.install import Installed
-from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.parts import whole
+from drivetrain.strategies.ddp.communication.install import Installed
+from drivetrain.strategies.ddp.strategy import DDPModel
 from drivetrain.train.engine import Engine
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Loss, Total
@@ -113,9 +113,7 @@ class OneParameterNotReduced(Mutant):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             inner, [self.expected.place]
         )
-        engine.spread = Replicated(
-            DistributedDataParallel(inner), dist.get_world_size(), Installed()
-        )
+        engine.spread = DDPModel(DistributedDataParallel(inner), dist.get_world_size(), Installed())
 
 
 class NotInTheOptimizer(Mutant):

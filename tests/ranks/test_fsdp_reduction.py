@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from drivetrain.config.schema import FSDP
-from drivetrain.parallel.fsdp import FSDPStrategy, Sharded
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.strategy import Profile
+from drivetrain.strategies.fsdp import FSDP
+from drivetrain.strategies.fsdp.strategy import FSDPModel, FSDPStrategy
+from drivetrain.strategies.strategy import Profile
 from drivetrain.testing import run_ranks
 from tests.ranks import matrix
 from tests.ranks.training import largest_deviation
@@ -70,7 +70,7 @@ def held_between_micro_batches(every: bool) -> int:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
     for module in (*model, model):
         fully_shard(module, mesh=mesh)
-    sharded = Sharded(model, 2, reduces_every_micro_batch=every)
+    sharded = FSDPModel(model, 2, reduces_every_micro_batch=every)
     x = torch.ones(1, WIDTH)
     before = live_bytes()
     for index in range(2):

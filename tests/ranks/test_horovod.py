@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
-from drivetrain.parallel.horovod.meeting import load_horovod
+from drivetrain.strategies.horovod.meeting import load_horovod
 from drivetrain.testing import run_ranks
 from drivetrain.train.doors.horovod import HorovodTrainer
 from tests.ranks.training import assert_same_training, largest_deviation, train_gpt, train_layouts

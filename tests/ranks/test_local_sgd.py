@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain.cluster.identity import Identity
-from drivetrain.config.schema import LocalSGD
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.local_sgd import Local, Rounds
 from drivetrain.parallel.world import World
+from drivetrain.strategies.local_sgd import LocalSGD
+from drivetrain.strategies.local_sgd.strategy import LocalModel, Rounds
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.saving.weights import weights_sha256
@@ -139,7 +139,7 @@ def test_the_outer_step_is_torchs_nesterov() -> None:
     reference = nn.Linear(3, 2)
     reference.load_state_dict(model.state_dict())
     outer = torch.optim.SGD(reference.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    spread = Local(model, LocalSGD(outer="diloco"), world_of_one())
+    spread = LocalModel(model, LocalSGD(outer="diloco"), world_of_one())
     for _ in range(4):
         spread.about_to_move(torch.tensor([8.0]))
         with torch.no_grad():
@@ -155,12 +155,12 @@ def test_the_outer_step_is_torchs_nesterov() -> None:
 
 def test_in_the_middle_of_a_round_the_agreed_model_is_shown() -> None:
     model = nn.Linear(3, 2)
-    spread = Local(model, LocalSGD(), world_of_one())
+    spread = LocalModel(model, LocalSGD(), world_of_one())
     before = weights_sha256(model.state_dict())
     spread.about_to_move(torch.tensor([8.0]))
     nn.init.ones_(model.weight)
     mine = weights_sha256(model.state_dict())
-    with spread.agreed():
+    with spread.shown_weights():
         assert weights_sha256(model.state_dict()) == before
         saved = spread.state_dict()
     assert weights_sha256(model.state_dict()) == mine

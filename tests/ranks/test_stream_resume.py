@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from drivetrain.checkpoint.state import Stateful
 from drivetrain.core.errors import ConfigError
+from drivetrain.core.stateful import Stateful
 from drivetrain.record import session
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook

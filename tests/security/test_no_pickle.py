@@ -43,11 +43,9 @@ ALLOWED = {
     ("parallel/world.py", "objects"): RANKS,
     ("parallel/pipeline/chain.py", "objects"): RANKS,
     ("parallel/pipeline/pipelined.py", "objects"): RANKS,
-    ("parallel/horovod/meeting.py", "objects"): RANKS,
+    ("strategies/horovod/meeting.py", "objects"): RANKS,
     ("train/evaluate.py", "objects"): RANKS,
     ("checkpoint/checkpointer.py", "objects"): RANKS,
-    ("bench/faults/supervision_worker.py", "objects"): RANKS,
-    ("bench/steps/save_worker.py", "objects"): RANKS,
 }
 
 

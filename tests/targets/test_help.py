@@ -19,7 +19,7 @@ def said(*words: str) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", TARGETS.names)
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_each_targets_flags_are_listed_with_what_they_mean(name: str, flag: str) -> None:
     text = said("--on", name, flag)

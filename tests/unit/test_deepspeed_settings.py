@@ -14,11 +14,12 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.environments import detect
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
-from drivetrain.parallel.deepspeed.settings import Merged, merge
-from drivetrain.parallel.deepspeed.strategy import DeepSpeedStrategy
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.strategy import Profile
 from drivetrain.parallel.world import World
+from drivetrain.strategies.deepspeed import DeepSpeed
+from drivetrain.strategies.deepspeed.settings import Merged, merge
+from drivetrain.strategies.deepspeed.strategy import DeepSpeedStrategy
+from drivetrain.strategies.strategy import Profile
 from drivetrain.train.doors.presets import DistributedConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deepspeed"
@@ -161,7 +162,7 @@ def test_the_examples_are_taken(name: str, stage: int, offload: str) -> None:
 
 
 def test_each_stage_costs_less_and_sends_more() -> None:
-    from drivetrain.parallel.deepspeed.strategy import DeepSpeedStrategy
+    from drivetrain.strategies.deepspeed.strategy import DeepSpeedStrategy
 
     profile = Profile(1000, 4000, 4000, 8000, micro_batches_per_step=2)
     layout, cluster = Layout(dp_shard=4), Cluster(1, 4, None)
@@ -179,7 +180,7 @@ def test_the_front_door_takes_a_stage_or_a_config() -> None:
     assert (said["strategy"], said["deepspeed"]["zero_stage"]) == ("deepspeed", 3)
     contents = {"zero_optimization": {"stage": 1}}
     run_config = DistributedConfig(deepspeed_config=contents).run_config(2)
-    assert resolve(run_config).config.parallel.deepspeed.config == contents
+    assert resolve(run_config).config.parallel.details(DeepSpeed).config == contents
     with pytest.raises(ConfigError, match="zero_stage and deepspeed_config are DeepSpeed's"):
         DistributedConfig(zero_stage=2, backend="pytorch-fsdp")
 

@@ -33,6 +33,7 @@ from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.profile.sources import find_subject, from_script
 from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.search import Question, search
+from drivetrain.strategies.fsdp import FSDP
 from drivetrain.train.watch.plan import compare
 
 
@@ -330,9 +331,9 @@ def test_gradients_are_reduced_in_every_micro_batch_only_where_memory_asks_for_i
 ) -> None:
     question = Question(64, strategies=("fsdp",), micro_batch_size=1, recomputes=("none",))
     roomy = search(profiler, cluster(nodes=1), question).fitting
-    assert all(not one.candidate.reduce_every_micro_batch for one in roomy)
+    assert all(one.candidate.options == FSDP() for one in roomy)
     plain = next(one for one in roomy if one.candidate.num_shards == 8)
-    each = replace(plain.candidate, reduce_every_micro_batch=True)
+    each = replace(plain.candidate, options=FSDP(reduce_every_micro_batch=True))
     leaner = estimate(profiler, each, cluster(nodes=1))
     assert leaner.memory.total < plain.memory.total
     assert leaner.time.total > plain.time.total

@@ -33,15 +33,17 @@ from drivetrain import (
     Trainer,
 )
 from drivetrain.cluster.description import Cluster
-from drivetrain.config.schema import DDP, FSDP, Optimization
+from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import EnvironmentProblem, NonFiniteLoss
 from drivetrain.data.keys import fold, turn_seed
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
-from drivetrain.parallel.ddp import DDPStrategy
-from drivetrain.parallel.fsdp import FSDPStrategy
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.strategy import Profile
 from drivetrain.record.reading import duration_s, open_run
+from drivetrain.strategies.ddp import DDP
+from drivetrain.strategies.ddp.strategy import DDPStrategy
+from drivetrain.strategies.fsdp import FSDP
+from drivetrain.strategies.fsdp.strategy import FSDPStrategy
+from drivetrain.strategies.strategy import Profile
 from drivetrain.train.history import EvaluationResult, StepMetrics
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
@@ -248,7 +250,7 @@ def test_blocks_are_found_inside_nested_lists() -> None:
     assert len(blocks) == 6
     assert all(isinstance(block, nn.Linear) for block in blocks)
     with pytest.raises(ConfigError, match="shard_modules = Conv2d: the model has no module of"):
-        blocks_named(Stages(), ["Conv2d", "Linear"])
+        blocks_named(Stages(), ["Conv2d", "Linear"], "shard_modules")
 
 
 def test_a_given_optimizer_follows_wrapped_blocks(config: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.traits import STRATEGIES, traits_of
 
 Terms = Mapping[str, Any]
 """By key: a plain value. None: not known, and compared with nothing."""
@@ -101,10 +102,14 @@ class Contract:
 def _outcome(key: str, values: tuple[Any, Any], accepted: Collection[str]) -> Outcome:
     if key in accepted and key != "model":  # weights that are left out would be lost
         return "accepted"
-    # local_sgd's copies go their own ways between rounds: to it or from it is another training
-    if key == "parallel.strategy" and "local_sgd" in values:
+    if key == "parallel.strategy" and any(map(_changes_training, values)):
         return "refused"
     return "said" if key in _ONLY_SAID else "refused"
+
+
+def _changes_training(strategy: str) -> bool:
+    """Also where it is not known here: nothing can be said for it."""
+    return strategy not in STRATEGIES.names or traits_of(strategy).changes_training
 
 
 def _problem(folder: str, change: Change) -> Problem:

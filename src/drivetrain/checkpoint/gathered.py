@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from drivetrain.checkpoint.state import TrainingState, Values, plain
-from drivetrain.parallel.strategy import OwnStep
+from drivetrain.parallel.model import EngineStep
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
@@ -21,7 +21,7 @@ _MODEL, _OPTIMIZER = "model.", "optimizer."
 class GatheredState(TrainingState):
     """`TrainingState` of a run whose optimizer steps on pieces that have no names."""
 
-    keeper: OwnStep
+    keeper: EngineStep
     _targets: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def load_targets(self) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,21 +23,10 @@ from torch.distributed.tensor import DTensor
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.core.blame import blame
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.stateful import Stateful
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of
 
 Values = dict[str, Any]
-
-
-class Stateful(Protocol):
-    """Anything with these two methods: an EMA, a StatefulDataLoader, a hook."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it must be given to go on."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Go on from there."""
-        ...
 
 
 @dataclass

@@ -59,7 +59,8 @@ def run(asked: Asked, *, as_json: bool, picture: str | None, output: str | None)
 def question(asked: Asked, num_devices: int, config: Any) -> Any:
     """From words and, where there is one, the script's config."""
     from drivetrain.core.errors import ConfigError, Problem
-    from drivetrain.plan.search import Question
+    from drivetrain.core.traits import STRATEGIES
+    from drivetrain.plan.search import Question, proposed
 
     choices = {
         "--objective": (asked.objective, ("fastest", "cheapest", "fewest")),
@@ -70,11 +71,11 @@ def question(asked: Asked, num_devices: int, config: Any) -> Any:
         for flag, (said, known) in choices.items()
         if said not in known
     ]
-    strategies = tuple(asked.strategies.split(","))
+    strategies = tuple(asked.strategies.split(",")) if asked.strategies else proposed()
     wrong += [
-        Problem("--strategies", "unknown", "use ddp, fsdp, deepspeed, with commas", name)
+        Problem("--strategies", "unknown", f"use {', '.join(STRATEGIES.names)}, with commas", name)
         for name in strategies
-        if name not in ("ddp", "fsdp", "deepspeed")
+        if name not in STRATEGIES.names
     ]
     needs_steps = asked.deadline_h is not None or asked.budget is not None
     steps = asked.steps or (config.max_steps if config is not None else None)
@@ -91,7 +92,7 @@ def question(asked: Asked, num_devices: int, config: Any) -> Any:
         global_batch_size=batch,
         objective=asked.objective,  # type: ignore[arg-type]  # checked above
         precisions=("bf16", "fp32") if precision == "any" else (precision,),  # type: ignore[arg-type]
-        strategies=strategies,  # type: ignore[arg-type]  # checked above
+        strategies=strategies,
         steps=steps,
         deadline_s=None if asked.deadline_h is None else asked.deadline_h * 3600,
         budget=asked.budget,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from drivetrain.cluster.environments import is_bare_rank
 from drivetrain.launch.request import asked_target, read_command, read_request
 from drivetrain.launch.target import options_text
 
@@ -26,7 +27,7 @@ def run(words: Sequence[str]) -> int:
         read_command(words)  # says so if help is asked of us, and not of the script
     if plan is not None:
         words = _planned(words, plan, cluster)
-    if "HOROVOD_RANK" in os.environ:
+    if is_bare_rank(os.environ):
         _become_the_script(words)
     request = read_request(words)
     if request is not None:
@@ -46,7 +47,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _become_the_script(words: Sequence[str]) -> None:
-    """Under horovodrun, which has started the ranks: this is one of them."""
+    """Under a launcher of an engine's own, which has started the ranks: this is one of them."""
     from drivetrain.launch.inherited import command_of_ranks
 
     os.execv(sys.executable, [sys.executable, *command_of_ranks(read_command(words))])  # noqa: S606

@@ -229,3 +229,8 @@ def detect(variables: Mapping[str, str] | None = None) -> Identity:
             ]
         )
     return identity
+
+
+def is_bare_rank(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher without a supervisor has started this process as a rank."""
+    return Horovod.detect(variables)

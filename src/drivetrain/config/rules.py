@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import Problem
 from drivetrain.core.plain_text import plain
 from drivetrain.core.redaction import clean_address
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check and the keys it reads: it is skipped while one of those is itself wrong."""
-
-    reads: tuple[str, ...]
-    check: Callable[[RunConfig], Iterator[Problem]]
+from drivetrain.core.traits import Feature, Rule, all_traits, with_feature
 
 
 def _length(config: RunConfig) -> Iterator[Problem]:
@@ -104,18 +96,23 @@ def _axes(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"parallel.{name}", "must be at least 1", "use a positive number, or auto", size
             )
-    if parallel.strategy not in ("fsdp", "deepspeed") and parallel.dp_shard not in ("auto", 1):
+    if not parallel.traits.shards and parallel.dp_shard not in ("auto", 1):
+        sharding = next(each.name for each in all_traits() if each.shards)
         yield Problem(
             "parallel.dp_shard",
             f"{parallel.strategy} keeps a full copy on every rank",
-            "use parallel.strategy=fsdp, or leave it out",
+            f"use parallel.strategy={sharding}, or leave it out",
             parallel.dp_shard,
         )
 
 
-def _dividing_axes(config: RunConfig) -> dict[str, int]:
+def _dividing_axes(config: RunConfig) -> dict[Feature, int]:
     """Those that divide the model itself, with their sizes, where more than one rank is along."""
-    sizes = {"tp": config.parallel.tp, "pp": config.parallel.pp, "cp": config.parallel.cp}
+    sizes: dict[Feature, int] = {
+        "tp": config.parallel.tp,
+        "pp": config.parallel.pp,
+        "cp": config.parallel.cp,
+    }
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
@@ -125,21 +122,15 @@ def _divided(config: RunConfig) -> Iterator[Problem]:
     axes = _dividing_axes(config)
     if not axes:
         return
-    axis, size = next(iter(axes.items()))
-    if parallel.strategy not in ("ddp", "fsdp"):
-        yield Problem(
-            f"parallel.{axis}",
-            f"{parallel.strategy} cannot be combined with it",
-            "use parallel.strategy=fsdp",
-            size,
-        )
-    if "cp" in axes and parallel.strategy != "fsdp":
-        yield Problem(
-            "parallel.cp",
-            "gradients of the parts of a sequence are summed by fsdp",
-            "use parallel.strategy=fsdp",
-            parallel.cp,
-        )
+    for axis, size in axes.items():
+        if axis not in parallel.traits.combines_with:
+            yield Problem(
+                f"parallel.{axis}",
+                f"{parallel.strategy} cannot be combined with it",
+                f"use parallel.strategy={with_feature(axis)}",
+                size,
+            )
+    axis = next(iter(axes))
     if config.precision.dtype == "fp16":
         yield Problem(
             "precision.dtype",
@@ -160,14 +151,6 @@ def _pipeline(config: RunConfig) -> Iterator[Problem]:
     parallel = config.parallel
     if parallel.pp == 1:
         return
-    schedule = parallel.pipeline.schedule
-    if parallel.strategy == "fsdp" and schedule in ("zero_bubble", "zbv", "dualpipev"):
-        yield Problem(
-            "parallel.pipeline.schedule",
-            "splits backward in two, which fsdp's sharding does not follow",
-            "use 1f1b, interleaved_1f1b, looped_bfs or gpipe, or leave strategy at ddp",
-            schedule,
-        )
     beside = {
         "parallel.tensor.loss_parallel": (parallel.tensor.loss_parallel, False),
         "parallel.tensor.sequence_parallel": (parallel.tensor.sequence_parallel, False),
@@ -180,11 +163,12 @@ def _pipeline(config: RunConfig) -> Iterator[Problem]:
 
 
 def _offload(config: RunConfig) -> Iterator[Problem]:
-    if config.memory.offload == "cpu" and config.parallel.strategy != "fsdp":
+    if config.memory.offload == "cpu" and not _combines(config, "offload"):
+        able = with_feature("offload")
         yield Problem(
             "memory.offload",
-            f"is fsdp's, and the strategy is {config.parallel.strategy}",
-            "use parallel.strategy=fsdp, or none",
+            f"is {able}'s, and the strategy is {config.parallel.strategy}",
+            f"use parallel.strategy={able}, or none",
             "cpu",
         )
 
@@ -192,12 +176,13 @@ def _offload(config: RunConfig) -> Iterator[Problem]:
 def _bitwise(config: RunConfig) -> Iterator[Problem]:
     if config.reproducibility != "bitwise":
         return
-    if config.parallel.strategy != "ddp":
+    if not _combines(config, "bitwise"):
+        able = with_feature("bitwise")
         yield Problem(
             "reproducibility",
-            f"the same bits are only kept for parallel.strategy=ddp, not "
+            f"the same bits are only kept for parallel.strategy={able}, not "
             f"{config.parallel.strategy}",
-            "use ddp, or reproducibility=standard",
+            f"use {able}, or reproducibility=standard",
             "bitwise",
         )
     for axis, size in _dividing_axes(config).items():
@@ -228,16 +213,17 @@ def _compression(config: RunConfig) -> Iterator[Problem]:
     compression = config.communication.compression
     if compression == "none":
         return
+    able = with_feature("compression")
     refused = {
-        f"parallel.strategy={config.parallel.strategy}": config.parallel.strategy != "ddp",
+        f"parallel.strategy={config.parallel.strategy}": not _combines(config, "compression"),
         "reproducibility=bitwise": config.reproducibility == "bitwise",
         "fault_tolerance=live": config.fault_tolerance == "live",
     }
     for setting in (name for name, is_set in refused.items() if is_set):
         yield Problem(
             "communication.compression",
-            f"gradients are compressed in plain ddp only, not with {setting}",
-            "use none, or plain ddp",
+            f"gradients are compressed in plain {able} only, not with {setting}",
+            f"use none, or plain {able}",
             compression,
         )
     may_be = config.communication.allow if compression == "auto" else (compression,)
@@ -250,50 +236,8 @@ def _compression(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _local_sgd(config: RunConfig) -> Iterator[Problem]:
-    if config.parallel.strategy != "local_sgd":
-        return
-    if config.precision.dtype == "fp16":
-        yield Problem(
-            "precision.dtype",
-            "ranks that train alone would skip steps each for itself",
-            "use bf16 or fp32 with parallel.strategy=local_sgd",
-            "fp16",
-        )
-
-
-def _deepspeed(config: RunConfig) -> Iterator[Problem]:
-    settings = config.parallel.deepspeed
-    if config.parallel.strategy != "deepspeed":
-        return
-    if config.parallel.dp_replicate not in ("auto", 1):
-        yield Problem(
-            "parallel.dp_replicate",
-            "ZeRO shards over all ranks",
-            "leave it out, or use parallel.strategy=fsdp for copies of shards",
-            config.parallel.dp_replicate,
-        )
-    if config.precision.dtype == "fp16":
-        yield Problem(
-            "precision.dtype",
-            "with DeepSpeed, loss scaling would be another one than here",
-            "use bf16 or fp32, or parallel.strategy=fsdp",
-            "fp16",
-        )
-    if "nvme" in (settings.offload_optimizer, settings.offload_param) and not settings.nvme_path:
-        yield Problem(
-            "parallel.deepspeed.nvme_path",
-            "offload to nvme needs a folder",
-            "name one on the disk to use",
-            has_value=False,
-        )
-    if settings.offload_param in ("cpu", "nvme") and settings.zero_stage in (1, 2):
-        yield Problem(
-            "parallel.deepspeed.offload_param",
-            f"stage {settings.zero_stage} keeps a full copy of the weights on every device",
-            "use zero_stage=3",
-            settings.offload_param,
-        )
+def _combines(config: RunConfig, feature: Feature) -> bool:
+    return feature in config.parallel.traits.combines_with
 
 
 _AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
@@ -333,16 +277,15 @@ RULES: Sequence[Rule] = (
         ),
         _compression,
     ),
-    Rule(("parallel.strategy", "precision.dtype"), _local_sgd),
-    Rule(("parallel.strategy", "parallel.deepspeed", "precision.dtype"), _deepspeed),
 )
 
 
 def broken_rules(config: RunConfig, wrong_keys: frozenset[str] = frozenset()) -> list[Problem]:
     """Every problem between keys, leaving out rules that read a key already known to be wrong."""
+    own = () if "parallel.strategy" in wrong_keys else config.parallel.traits.rules
     return [
         problem
-        for rule in RULES
+        for rule in (*RULES, *own)
         if wrong_keys.isdisjoint(rule.reads)
         for problem in rule.check(config)
     ]

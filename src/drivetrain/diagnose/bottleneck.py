@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drivetrain.core.traits import remedy_for
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.diagnose.straggler import Array
 
@@ -77,6 +78,8 @@ def findings(laps: Laps) -> list[tuple[float, Finding]]:
         share = getattr(measured, name)
         if share >= limit:
             kind, what, remedy = _WORDS[name]
+            if name == "communication":
+                remedy = remedy.format(bandwidth=remedy_for("bandwidth"))
             found.append(
                 (
                     share,
@@ -107,7 +110,7 @@ _WORDS = {
         Kind.COMMUNICATION_BOUND,
         "waiting for the network, with every rank there",
         "accumulate more micro-batches per exchange (a larger global_batch_size), set "
-        "communication.compression, use parallel.strategy=local_sgd, or look at the slowest link",
+        "communication.compression, use {bandwidth}, or look at the slowest link",
     ),
     "checkpoint": (
         Kind.CHECKPOINT_BOUND,

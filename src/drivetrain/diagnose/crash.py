@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.core.errors import exception_line
+from drivetrain.core.traits import remedy_for
 from drivetrain.core.units import readable_bytes
 from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import first_difference
@@ -146,7 +147,7 @@ def _memory_remedy(rank: int, held: Mapping[int, int]) -> str:
         )
     return (
         "lower micro_batch_size (the global batch stays), set memory.activation_checkpointing, "
-        "use parallel.strategy=fsdp, or fewer ranks per node"
+        f"use {remedy_for('memory')}, or fewer ranks per node"
     )
 
 

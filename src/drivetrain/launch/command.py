@@ -34,14 +34,6 @@ AFTER_SCRIPT = {
     "--rdzv-id",
     "--rdzv-conf",
 }
-BACKENDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("pytorch-ddp", "ddp", "torch", "gloo", "nccl"), ()),
-    **dict.fromkeys(("pytorch-fsdp", "fsdp"), ("parallel.strategy=fsdp",)),
-    "deepspeed": ("parallel.strategy=deepspeed",),
-    "horovod": ("parallel.strategy=horovod",),
-    "ray": (),
-}
-"""What other documents call a backend, as words for the script's config; ray is a target."""
 
 
 class HelpAsked(Exception):
@@ -151,10 +143,24 @@ def _value(queue: list[str], word: str) -> str:
 
 
 def _settings(backend: str) -> tuple[str, ...]:
-    if backend not in BACKENDS:
-        remedy = f"use one of {', '.join(BACKENDS)}"
+    backends = _backends()
+    if backend not in backends:
+        remedy = f"use one of {', '.join(backends)}"
         raise ConfigError([Problem("--backend", "no such backend", remedy, backend)])
-    return BACKENDS[backend]
+    return backends[backend]
+
+
+def _backends() -> dict[str, tuple[str, ...]]:
+    """What other documents call a backend, as words for the script's config; ray is a target."""
+    from drivetrain.core.traits import STRATEGIES, all_traits  # pydantic's, and only then
+
+    default = STRATEGIES.names[0]
+    named = {
+        backend: () if each.name == default else (f"parallel.strategy={each.name}",)
+        for each in all_traits()
+        for backend in each.backends
+    }
+    return {**named, "ray": ()}
 
 
 def _not_a_flag(word: str, has_value: str, known: dict[str, bool]) -> Exception:

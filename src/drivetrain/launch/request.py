@@ -75,7 +75,7 @@ def read_request(words: Sequence[str]) -> Request | None:
     words = [*_from_file(_last_value(words, "--launch-file")), *words]
     on = _last_value(words, "--on") or ("ray" if is_for_ray else None)
     name = on or "hosts"
-    parser, of_target = _parser(target_type(name) if name in TARGETS else None)
+    parser, of_target = _parser(target_type(name) if name in TARGETS.names else None)
     # after the script they are taken only when --on is there: --hosts may be the script's own
     command = parse_command(words, parser, _ALIASES, AFTER_SCRIPT | (of_target if on else set()))
     given = {word.partition("=")[0] for word in command.launcher_args}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import importlib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -22,16 +21,20 @@ from enum import StrEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.plugins import Plugins
 from drivetrain.launch.job import Job
 
-TARGETS = {
-    "local": "drivetrain.launch.targets.local:Local",
-    "slurm": "drivetrain.launch.targets.slurm:Slurm",
-    "hosts": "drivetrain.launch.targets.hosts:SshHosts",
-    "kubernetes": "drivetrain.launch.targets.kubernetes:Kubernetes",
-    "ray": "drivetrain.launch.targets.ray:Ray",
-}
-"""Name → where it lives; imported when it is asked for."""
+TARGETS = Plugins(
+    "drivetrain.targets",
+    {
+        "local": "drivetrain.launch.targets.local:Local",
+        "slurm": "drivetrain.launch.targets.slurm:Slurm",
+        "hosts": "drivetrain.launch.targets.hosts:SshHosts",
+        "kubernetes": "drivetrain.launch.targets.kubernetes:Kubernetes",
+        "ray": "drivetrain.launch.targets.ray:Ray",
+    },
+)
+"""By name; other packages add theirs by an entry point. Imported when it is asked for."""
 
 
 class State(StrEnum):
@@ -118,12 +121,11 @@ def option(help: str, default: Any = None) -> Any:  # noqa: A002 - argparse's wo
 
 def target_type(name: str) -> type[Any]:
     """The class of a target, imported now."""
-    if name not in TARGETS:
-        near = difflib.get_close_matches(name, TARGETS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(TARGETS)}"
+    if name not in TARGETS.names:
+        near = difflib.get_close_matches(name, TARGETS.names, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(TARGETS.names)}"
         raise ConfigError([Problem("--on", "no such target", remedy, name)])
-    module, _, attribute = TARGETS[name].partition(":")
-    found: type[Any] = getattr(importlib.import_module(module), attribute)
+    found: type[Any] = TARGETS.load(name)
     return found
 
 

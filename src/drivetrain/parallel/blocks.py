@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: what FSDP shards and what recomputation wraps, one by one."""
+"""The repeated blocks of a model: what is sharded and what recomputation wraps, one by one."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def with_hidden(
     return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
 
-def blocks_named(model: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
-    """Every module of the named classes; a name that matches nothing is an error."""
+def blocks_named(model: nn.Module, class_names: Sequence[str], key: str) -> list[nn.Module]:
+    """Every module of the classes that the config names under `key`; all must be there."""
     # innermost first: what is sharded already is left out of what surrounds it
     modules = reversed(list(model.modules()))
     found = [m for m in modules if type(m).__name__ in class_names and m is not model]
@@ -46,7 +46,7 @@ def blocks_named(model: nn.Module, class_names: Sequence[str]) -> list[nn.Module
         raise ConfigError(
             [
                 Problem(
-                    "parallel.fsdp.shard_modules",
+                    key,
                     "the model has no module of this class",
                     f"it has {', '.join(known)}",
                     name,

@@ -3,37 +3,26 @@
 A collective makes every rank as slow as the slowest, so the time of a step says nothing about whose
 fault it is. What counts is how long a rank was at work before it began to wait:
 
-- ddp: from the moment this rank's last gradient is there, until backward returns. What was sent
-  before that ran beside the rank's own work and is not waiting.
-- fsdp: on the CPU every gather of weights and every reduction of gradients, which block there; on
-  an accelerator, where they run on streams of their own, the stretches in which the steps' stream
-  waits for them.
-- horovod, bitwise, local_sgd, live: the call that exchanges.
+- where gradients are reduced beside backward: from the moment this rank's last gradient is there,
+  until backward returns (`watch_gradients`). What was sent before that ran beside the rank's own
+  work and is not waiting;
+- the call that completes gradients, or agrees on weights;
+- what a strategy itself knows of (`ParallelModel.watch_waits`).
 
-Not measured: tensor, context and pipeline parallelism and DeepSpeed, whose exchanges happen inside
-the model or the engine.
+Not measured: tensor, context and pipeline parallelism, and engines that step by themselves: their
+exchanges happen inside the model or the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from drivetrain.parallel.clock import Clock, HostClock, Moment, Stretch
-from drivetrain.parallel.ddp import Replicated
-from drivetrain.parallel.strategy import Spread
-
-# renamed in torch 2.13, which warns about the old names
-_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_WAITS = ("wait_for_unshard", "finalize_backward")
-"""Where FSDP2 lets the steps' stream wait for its other streams."""
 
 
 class Waiting:
@@ -47,16 +36,14 @@ class Waiting:
         self.is_in_step = True
         """Between steps nothing is kept: an evaluation may gather weights a million times."""
 
-    @classmethod
-    def of(cls, spread: Spread, clock: Clock) -> Waiting:
-        """Watches what can be watched of a spread."""
-        waiting = cls(clock)
-        if isinstance(spread, Replicated):
-            waiting._gradients = LastGradient(spread.inner.parameters(), clock.now)
-        elif hasattr(spread.inner, "set_custom_all_gather"):
-            watch = _time_collectives if isinstance(clock, HostClock) else _time_waits
-            watch(spread.inner, waiting)
-        return waiting
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the moments are the host's: what blocks there is waiting."""
+        return isinstance(self._clock, HostClock)
+
+    def watch_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """What comes after the last of their gradients, until backward returns, is waiting."""
+        self._gradients = LastGradient(parameters, self.now)
 
     def since(self, began: Moment) -> None:
         """All from that moment to this one was waiting."""
@@ -128,76 +115,3 @@ class LastGradient:
 
     def _note(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
         self._at = self._now()
-
-
-def _time_waits(model: nn.Module, waiting: Waiting) -> None:
-    """FSDP2 has no public place for it; where a name is gone, nothing is measured."""
-    for module in model.modules():
-        state = getattr(module, "_get_fsdp_state", lambda: None)()
-        groups = getattr(state, "_fsdp_param_groups", None) or [
-            getattr(state, "_fsdp_param_group", None)
-        ]
-        for group in filter(None, groups):
-            for name in _WAITS:
-                if hasattr(group, name):
-                    setattr(group, name, _timed(getattr(group, name), waiting))
-
-
-def _timed(wait: Callable[..., Any], waiting: Waiting) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with waiting.around():
-            return wait(*args, **kwargs)
-
-    return timed
-
-
-def _time_collectives(model: nn.Module, waiting: Waiting) -> None:
-    """FSDP2 lets its collectives be replaced: by the same ones, with a clock beside them."""
-    gather, reduce = cast("Any", TimedGather(waiting)), cast("Any", TimedReduceScatter(waiting))
-    for module in model.modules():
-        if hasattr(module, "set_custom_all_gather"):
-            cast("Any", module).set_custom_all_gather(gather)
-            cast("Any", module).set_custom_reduce_scatter(reduce)
-
-
-class _Timed:
-    """torch's interface for a collective of one's own (`Comm`)."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class TimedGather(_Timed):
-    """Weights, from all their shards."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:
-        """As torch's own."""
-        with self._waiting.around():
-            return _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class TimedReduceScatter(_Timed):
-    """Gradients, to their shards."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        """As torch's own."""
-        with self._waiting.around():
-            return _REDUCE(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

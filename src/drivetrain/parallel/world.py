@@ -17,6 +17,8 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.identity import Identity
 from drivetrain.config.schema import Parallel
 from drivetrain.core.ending import is_failing
+from drivetrain.core.plugins import load
+from drivetrain.core.traits import all_traits
 from drivetrain.parallel.accelerator import (
     Accelerator,
     accelerator_of,
@@ -160,7 +162,7 @@ class World:
 
 
 def layout_from(config: Parallel, world_size: int) -> Layout:
-    """The layout a config asks for: full copies fill up with copies, fsdp with shards."""
+    """The layout a config asks for; ranks of which nothing is said go where the strategy fills."""
     sizes = {
         "dp_replicate": config.dp_replicate,
         "dp_shard": config.dp_shard,
@@ -168,10 +170,9 @@ def layout_from(config: Parallel, world_size: int) -> Layout:
         "cp": config.cp,
         "tp": config.tp,
     }
-    fills = "dp_shard" if config.strategy in ("fsdp", "deepspeed") else "dp_replicate"
     for axis, size in sizes.items():
         if size == "auto":
-            sizes[axis] = FREE if axis == fills else 1
+            sizes[axis] = FREE if axis == config.traits.fills else 1
     return Layout.resolve(world_size, **{axis: int(size) for axis, size in sizes.items()})
 
 
@@ -228,10 +229,10 @@ def _init_process_group(identity: Identity, device: torch.device, timeout_s: flo
         # env:// reuses the agent's store, so that no port is opened twice
         dist.init_process_group(backend, timeout=timeout)
         return
-    if identity.environment == "horovod":
-        from drivetrain.parallel.horovod.meeting import meet_over_horovod
-
-        store, rank = meet_over_horovod(identity), identity.rank
+    launchers = [each.launcher for each in all_traits() if each.launcher is not None]
+    own = next((each for each in launchers if each.environment == identity.environment), None)
+    if own is not None:
+        store, rank = load(own.rendezvous)(identity), identity.rank
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=identity.world_size, timeout=timeout
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from drivetrain.core.section import Section
+from drivetrain.core.traits import STRATEGIES, traits_of
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.profile.model import PrecisionName, Recompute, Way
-
-StrategyName = Literal["ddp", "fsdp", "deepspeed"]
+from drivetrain.strategies.cost import CostModel, Use, cost_model
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Candidate:
     """Layout + strategy + micro-batch + precision + recompute + offload."""
 
     layout: Layout
-    strategy: StrategyName = "ddp"
+    strategy: str = STRATEGIES.names[0]
     micro_batch_size: int = 1
     accumulation: int = 1
     """Micro-batches per rank and step."""
@@ -24,18 +25,30 @@ class Candidate:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     offload: Literal["none", "cpu"] = "none"
-    zero_stage: Literal[1, 2, 3] | None = None
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    reduce_every_micro_batch: bool = False
-    """fsdp: gradients in shards between micro-batches, not whole."""
+    options: Section = field(default_factory=Section)
+    """The strategy's own section; left out: its defaults."""
+
+    def __post_init__(self) -> None:
+        if type(self.options) is Section:
+            object.__setattr__(self, "options", traits_of(self.strategy).section())
+
+    @property
+    def cost(self) -> CostModel:
+        """What its strategy takes."""
+        return cost_model(self.strategy)
+
+    @property
+    def use(self) -> Use:
+        """As its strategy sees it."""
+        return Use(self.layout, self.options, self.accumulation, self.precision, self.offload)
 
     @property
     def way(self) -> Way:
         """How a rank computes."""
-        is_sharded = self.strategy == "fsdp" and self.num_shards > 1
         return Way(
             self.precision,
-            weights_cast=is_sharded and self.precision != "fp32",
+            weights_cast=self.cost.casts_weights(self.use),
             recompute=self.recompute,
             is_shared=self.layout.tp > 1,
             sequence_parallel=self.sequence_parallel,
@@ -45,12 +58,6 @@ class Candidate:
     def num_shards(self) -> int:
         """Ranks that weights, gradients and optimizer state are in shards over."""
         return self.layout.dp_shard * self.layout.cp
-
-    @property
-    def accumulates_whole(self) -> bool:
-        """Whether fsdp keeps unsharded gradients from micro-batch to micro-batch."""
-        is_sharded = self.strategy == "fsdp" and self.num_shards > 1
-        return is_sharded and self.accumulation > 1 and not self.reduce_every_micro_batch
 
     @property
     def global_batch_size(self) -> int:
@@ -64,7 +71,7 @@ class Candidate:
             "micro_batch_size": self.micro_batch_size,
             "precision.dtype": self.precision,
             "memory.activation_checkpointing": self.recompute,
-            "memory.offload": "none" if self.strategy == "deepspeed" else self.offload,
+            "memory.offload": self.offload if self._offloads_by_key else "none",
             "parallel.strategy": self.strategy,
             "parallel.dp_replicate": layout.dp_replicate,
             "parallel.dp_shard": layout.dp_shard,
@@ -74,29 +81,24 @@ class Candidate:
         }
         if layout.pp > 1:
             said["parallel.pipeline.schedule"] = self.schedule
-        if self.reduce_every_micro_batch:
-            said["parallel.fsdp.reduce_every_micro_batch"] = "true"
         if self.sequence_parallel:
             said["parallel.tensor.sequence_parallel"] = "true"
-        if self.zero_stage is not None:
-            said["parallel.deepspeed.zero_stage"] = self.zero_stage
-            if self.offload == "cpu":
-                said["parallel.deepspeed.offload_optimizer"] = "cpu"
-        return said
+        return {**said, **self.cost.settings(self.use)}
+
+    @property
+    def _offloads_by_key(self) -> bool:
+        """Whether `memory.offload` says it; or the strategy has words of its own."""
+        return "offload" in traits_of(self.strategy).combines_with
 
     @property
     def title(self) -> str:
         """Short, for a table."""
-        name = self.strategy if self.zero_stage is None else f"zero-{self.zero_stage}"
         layout = self.layout
-        if self.strategy == "fsdp" and layout.dp_replicate > 1 and self.num_shards > 1:
-            name = "hsdp"
-        if layout.dp == 1 and layout.cp == 1 and name == "ddp":
-            name = ""
+        is_alone = layout.dp == 1 and layout.cp == 1 and not traits_of(self.strategy).shards
+        name = "" if is_alone else self.cost.label(self.use)
         axes = [f"{axis} {size}" for axis, size in _shown_axes(layout).items() if size > 1]
-        words = [name, " × ".join(axes), "offload" if self.offload == "cpu" else ""]
-        if self.reduce_every_micro_batch:
-            words.append("reduce each")
+        offload = "offload" if self.offload == "cpu" else ""
+        words = [name, " × ".join(axes), offload, self.cost.remark(self.use)]
         return " ".join(word for word in words if word) or "one device"
 
 

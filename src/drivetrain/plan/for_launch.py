@@ -15,7 +15,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.plan.plan import Plan, make_plan
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.profile.sources import from_script
-from drivetrain.plan.search import Question
+from drivetrain.plan.search import Question, proposed
 from drivetrain.plan.show import show
 
 PLAN_VARIABLE = "DRIVETRAIN_PLAN"
@@ -43,7 +43,9 @@ def plan_for_command(words: Sequence[str], said: str) -> Plan:
         raise AssertionError("a script has a config")
     config = found.resolved.config
     question = Question(
-        config.global_batch_size, precisions=(config.precision.dtype,), strategies=("ddp", "fsdp")
+        config.global_batch_size,
+        precisions=(config.precision.dtype,),
+        strategies=proposed(needs_packages=False),
     )
     plan = make_plan(Profiler(found.subject), cluster, question)
     show(plan, Console(file=sys.stderr, highlight=False, soft_wrap=True), top=3)

@@ -53,16 +53,12 @@ def why_not(answer: Answer) -> dict[str, str]:
 
 
 def kind_of(priced: Estimate) -> str:
-    """ddp, fsdp, zero-2, 3d …: how the model is spread, sizes left out."""
+    """How the model is spread, sizes left out."""
     candidate = priced.candidate
     layout = candidate.layout
     words = []
     if layout.dp * layout.cp > 1 or layout.world_size == 1:
-        name = (
-            candidate.strategy if candidate.zero_stage is None else f"zero-{candidate.zero_stage}"
-        )
-        is_hsdp = name == "fsdp" and layout.dp_replicate > 1 and candidate.num_shards > 1
-        words.append("hsdp" if is_hsdp else name)
+        words.append(candidate.cost.label(candidate.use))
     words += [axis for axis in ("tp", "pp", "cp") if getattr(layout, axis) > 1]
     return " + ".join(words) + (" + offload" if candidate.offload != "none" else "")
 

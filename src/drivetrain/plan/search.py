@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.section import Section
+from drivetrain.core.traits import STRATEGIES, all_traits
 from drivetrain.parallel.layout import Layout
-from drivetrain.plan.candidate import Candidate, StrategyName
+from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.cost.estimate import Estimate, estimate, memory_limit
 from drivetrain.plan.profile.model import PrecisionName, Recompute
 from drivetrain.plan.profile.profiling import Profiler
+from drivetrain.strategies.cost import cost_model
 
 Objective = Literal["fastest", "cheapest", "fewest"]
 _NEAREST = 60
+
+
+def proposed(*, needs_packages: bool = True) -> tuple[str, ...]:
+    """The strategies that are looked at unasked, or those of them that need torch alone."""
+    return tuple(
+        each.name
+        for each in all_traits()
+        if each.is_proposed and (needs_packages or not each.packages)
+    )
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Question:
     global_batch_size: int
     objective: Objective = "fastest"
     precisions: tuple[PrecisionName, ...] = ("bf16",)
-    strategies: tuple[StrategyName, ...] = ("ddp", "fsdp", "deepspeed")
+    strategies: tuple[str, ...] = field(default_factory=proposed)
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     micro_batch_size: int | None = None
     """Only this one."""
@@ -86,14 +98,15 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
 
 
 def _priced(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estimate:
-    """As it is; where that does not fit, with gradients reduced in every micro-batch.
+    """As it is; where that does not fit, as the strategy can take less memory.
 
     That is never faster, so it is looked at only where memory asks for it.
     """
     plain = estimate(profiler, candidate, cluster)
-    if plain.fits or not candidate.accumulates_whole:
+    options = candidate.cost.leaner(candidate.use)
+    if plain.fits or options is None:
         return plain
-    leaner = estimate(profiler, replace(candidate, reduce_every_micro_batch=True), cluster)
+    leaner = estimate(profiler, replace(candidate, options=options), cluster)
     return leaner if leaner.memory.total < plain.memory.total else plain
 
 
@@ -117,11 +130,10 @@ def _rounded(value: float) -> float:
 
 def _complexity(candidate: Candidate) -> float:
     axes = sum(size > 1 for size in candidate.layout.sizes)
-    kinds = {"ddp": 0, "fsdp": 1, "deepspeed": 2}
     trades = {"none": 0.0, "selective": 0.2, "full": 0.3}
     offload = 1.0 if candidate.offload != "none" else 0.0
-    each = 0.1 if candidate.reduce_every_micro_batch else 0.0
-    return axes + kinds[candidate.strategy] + trades[candidate.recompute] + offload + each
+    own = candidate.cost.complexity(candidate.use)
+    return axes + own + trades[candidate.recompute] + offload
 
 
 def _in_time(priced: Estimate, question: Question) -> bool:
@@ -156,15 +168,15 @@ def _candidates(
     limit: float | None = None,
 ) -> Iterator[Candidate]:
     limit = memory_limit(cluster) if limit is None else limit
-    for layout, strategy, zero_stage in _spreads(profiler, cluster, question, world_size):
+    for layout, strategy, options in _spreads(profiler, cluster, question, world_size):
         per_rank, rest = divmod(question.global_batch_size, layout.dp)
         if rest or not per_rank:
             continue
         for precision in question.precisions:
             spread = Candidate(
-                layout, strategy, precision=precision, zero_stage=zero_stage, offload=offload
+                layout, strategy, precision=precision, options=options, offload=offload
             )
-            can_offload = offload == "none" or _can_offload(spread)
+            can_offload = offload == "none" or spread.cost.can_offload(spread.use)
             if not can_offload or _least_state(profiler, spread) > limit:
                 continue
             for size in _micro_batches(per_rank, layout, question):
@@ -181,7 +193,7 @@ def _candidates(
 
 def _spreads(
     profiler: Profiler, cluster: Cluster, question: Question, world_size: int
-) -> Iterator[tuple[Layout, StrategyName, Literal[1, 2, 3] | None]]:
+) -> Iterator[tuple[Layout, str, Section]]:
     blocks = profiler.shape.num_blocks
     for tp in profiler.tp_sizes:
         if tp > cluster.devices_per_node or world_size % tp:
@@ -199,19 +211,13 @@ def _spreads(
 
 def _data_parallel(
     question: Question, cluster: Cluster, pp: int, cp: int, tp: int, dp: int
-) -> Iterator[tuple[Layout, StrategyName, Literal[1, 2, 3] | None]]:
-    divided = tp * pp * cp > 1
-    if "ddp" in question.strategies and cp == 1 and (dp == 1 or not divided):
-        yield Layout(pp=pp, dp_replicate=dp, tp=tp), "ddp", None
-    if dp * cp == 1:
-        return
-    if "fsdp" in question.strategies:
-        for shard in _shard_sizes(cluster, dp, tp, cp):
-            yield Layout(pp, dp // shard, shard, cp, tp), "fsdp", None
-    if "deepspeed" in question.strategies and not divided:
-        stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
-        for stage in stages:
-            yield Layout(dp_shard=dp), "deepspeed", stage
+) -> Iterator[tuple[Layout, str, Section]]:
+    sizes = _shard_sizes(cluster, dp, tp, cp)
+    for name in (name for name in STRATEGIES.names if name in question.strategies):
+        is_divided = tp * pp * cp > 1
+        ways = cost_model(name).variants(dp, cp, is_divided=is_divided, shard_sizes=sizes)
+        for way in ways:
+            yield Layout(pp, way.dp_replicate, way.dp_shard, cp, tp), name, way.options
 
 
 def _shard_sizes(cluster: Cluster, dp: int, tp: int, cp: int) -> list[int]:
@@ -244,24 +250,7 @@ def _least_state(profiler: Profiler, candidate: Candidate) -> float:
     weights, trained, state = (
         profile.total(what, tp) / layout.pp for what in ("parameters", "trained", "optimizer")
     )
-    shards = candidate.num_shards
-    if candidate.offload == "cpu":
-        state = 0.0
-        if candidate.strategy == "fsdp":
-            return 0.0
-    if candidate.strategy == "ddp" or shards == 1:
-        return weights + state + trained
-    stage = candidate.zero_stage or 3
-    return (
-        weights / (shards if stage == 3 else 1)
-        + trained / (shards if stage >= 2 else 1)
-        + state / shards
-    )
-
-
-def _can_offload(candidate: Candidate) -> bool:
-    divides = candidate.layout.tp * candidate.layout.pp * candidate.layout.cp > 1
-    return candidate.strategy != "ddp" and candidate.num_shards > 1 and not divides
+    return candidate.cost.least_state(weights, trained, state, candidate.use)
 
 
 def _nothing(cluster: Cluster, question: Question) -> Problem:

@@ -97,7 +97,7 @@ def _candidate(config: Any, layout: Layout) -> Any:
         sequence_parallel=parallel.tensor.sequence_parallel,
         offload=config.memory.offload,
         schedule=parallel.pipeline.schedule,
-        reduce_every_micro_batch=parallel.fsdp.reduce_every_micro_batch,
+        options=parallel.options,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,14 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.plugins import load
+from drivetrain.core.traits import all_traits
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
-from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.parts import local_parts
 from drivetrain.plan.profile.as_in_a_run import shapes_worked_out_aside
 from drivetrain.rehearse.findings import Memory
-from drivetrain.rehearse.halfway import cutting_one_shard, moving_modules
+from drivetrain.rehearse.halfway import moving_modules
 from drivetrain.rehearse.lines import Line, here
 from drivetrain.rehearse.stand_ins import StandIns
 from drivetrain.rehearse.world import RehearsedWorld
@@ -76,13 +78,14 @@ def rehearse_fit(
         loss=lambda model, batch: _lose(trainer.task, model, batch, tensors),
     )
     following = tensors.memory.following_resizes()
-    with tensors, following, moving_modules(), cutting_one_shard(), shapes_worked_out_aside():
+    within = resolved.config.parallel.traits.rehearse_within
+    of_strategy = load(within)() if within else nullcontext()
+    with tensors, following, moving_modules(), of_strategy, shapes_worked_out_aside():
         assembly = assemble(task, resolved, source_from(train, resolved.config.data), world)
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
         spread = assembly.engine.spread
         assembly.engine.meter = _Unread(world, counts=spread.counts)
-        if isinstance(spread, Replicated):
-            spread.expects_all = False  # _Watch finds what is missing, and the line of it
+        spread.expects_all = False  # _Watch finds what is missing, and the line of it
         gc.collect()  # the whole model, where this rank keeps a part
         seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
         seen.batches = assembly.feed.plan
@@ -96,8 +99,9 @@ def _settled(resolved: ResolvedConfig) -> ResolvedConfig:
     """What can be rehearsed, and what is left out of it."""
     config = resolved.config
     problems = []
-    if config.parallel.strategy not in ("ddp", "fsdp"):
-        rule = "only ddp and fsdp, with tp, pp and cp, can be rehearsed"
+    if not config.parallel.traits.can_be_rehearsed:
+        able = " and ".join(each.name for each in all_traits() if each.can_be_rehearsed)
+        rule = f"only {able}, with tp, pp and cp, can be rehearsed"
         problems.append(
             Problem("parallel.strategy", rule, "rehearse one of them", config.parallel.strategy)
         )

@@ -24,21 +24,18 @@ from drivetrain.data.keys import INIT, fold
 from drivetrain.data.seeding import seed_data, seed_model
 from drivetrain.data.sources import Source
 from drivetrain.data.stream import StreamFeed
-from drivetrain.parallel.blocks import repeated_blocks
-from drivetrain.parallel.choose import strategy_from
-from drivetrain.parallel.communication.install import Installed
-from drivetrain.parallel.ddp import Replicated
 from drivetrain.parallel.divide import divide
-from drivetrain.parallel.exact.bitwise import uncovered
 from drivetrain.parallel.live_world import live_world
+from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.pipeline.measure import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
 from drivetrain.parallel.recompute import recompute_blocks
-from drivetrain.parallel.strategy import Profile, Spread, Strategy
 from drivetrain.parallel.world import World, join_world
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import ProgressPage, earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
+from drivetrain.strategies.choose import strategy_from
+from drivetrain.strategies.strategy import Profile, Strategy
 from drivetrain.train.contract import agree_on_model, model_terms, optimizer_terms
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
@@ -114,29 +111,19 @@ def assemble(
     optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
     check_optimizer(optimizer)
     made |= optimizer_terms(optimizer, task.optimizer)
-    if spread.own_step is not None:
-        spread.own_step.take_over(optimizer)
+    if spread.engine_step is not None:
+        spread.engine_step.take_over(optimizer)
     schedule = Schedule.of(config.optimization, total_steps)
     factor = batch_size_factor(config.optimization, config.global_batch_size)
     rate = LearningRate(optimizer, schedule, factor)
     engine = engine_for(config, world, spread, optimizer, rate, total_steps)
-    if isinstance(spread, Replicated):
-        resolved, settled = _explain_communication(resolved, spread.communication)
-        notes += settled
+    for choice in spread.choices():
+        resolved = resolved.choose(choice.key, choice.value, choice.why)
+        notes.append(choice.said)
+    notes += spread.notes()
     said = [f"batch: {plan}", *([f"warning: {plan.idle_warning}"] if plan.idle_warning else [])]
     page = ProgressPage.of_this_rank(world.identity.local_rank)
     return Assembly(resolved, world, engine, feed, source, made, (*said, *notes), page)
-
-
-def _explain_communication(
-    resolved: ResolvedConfig, installed: Installed
-) -> tuple[ResolvedConfig, list[str]]:
-    """What auto has settled before the run, with its reason; a trial settles it later."""
-    if not installed.why_none:
-        return resolved, [installed.note] if installed.note else []
-    why = installed.why_none
-    resolved = resolved.choose("communication.compression", "none", why)
-    return resolved, [f"communication: plain gradients; {why}"]
 
 
 def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) -> Feed:
@@ -238,10 +225,7 @@ def _make_model(
         f"{world.layout} ({world.device.type}): {readable_bytes(cost.state_bytes)} of state per "
         f"rank, {readable_bytes(cost.sent_bytes_per_step)} sent per step"
     ]
-    if config.reproducibility == "bitwise":
-        notes += [f"not covered by reproducibility=bitwise: {gap}" for gap in uncovered(model)]
-    if config.parallel.strategy == "fsdp" and world.layout.dp > 1 and not repeated_blocks(model):
-        notes.append("fsdp: no repeated blocks found, so the model is sharded as one piece")
+    notes += strategy.notes(model, world)
     if world.layout.pp > 1:
         idle = bubble(config.parallel.pipeline, world.layout.pp, accumulation)
         notes.append(
@@ -259,7 +243,7 @@ def _spread(
     config: RunConfig,
     source: Source,
     plan: BatchPlan,
-) -> Spread:
+) -> ParallelModel:
     """Divide the model along tp, pp and cp, then make copies or shards of what is left."""
 
     def measure(model: nn.Module) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.core.redaction import clean_text
 from drivetrain.data.evaluation import EvaluationFeed
+from drivetrain.parallel.model import Choice
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
@@ -25,7 +26,7 @@ from drivetrain.record.session import (
     remember_attempt,
     remember_directory,
 )
-from drivetrain.record.sinks import PER_NODE, make_sink
+from drivetrain.record.sinks import is_per_node, make_sink
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import EvaluationResult, History
@@ -35,7 +36,6 @@ from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Task
 from drivetrain.train.watch.compiling import announcing
-from drivetrain.train.watch.compression import announce_compression
 from drivetrain.train.watch.reporter import Reporter
 
 
@@ -62,7 +62,7 @@ class Attempt:
         try:
             self.reporter.begin(self.directory.path)
             self.saver.begin()
-            announce_compression(self.assembly, self.config, self.reporter.say)
+            self.assembly.engine.spread.when_settled(self._note_choice)
             with announcing(self.assembly.page, self.assembly.engine.timer.compiled):
                 yield
         except GeneratorExit:  # a loop of one's own, left in the middle of a step
@@ -89,6 +89,12 @@ class Attempt:
     def end(self) -> None:
         """The last word of a run that was not cut off."""
         self.recorder.instant("run_end", **self.history.summary())
+
+    def _note_choice(self, choice: Choice) -> None:
+        """A key that was left open is settled by the run's steps."""
+        if self.assembly.world.is_main:
+            self.config.choose(choice.key, choice.value, choice.why)
+            self.reporter.say(choice.said)
 
     def _failed(self, why: str) -> None:
         self.recorder.instant("run_failed", error=why, step=self.saver.at.step)
@@ -148,7 +154,7 @@ def open_recorder(assembly: Assembly, directory: RunDirectory, attempt: int) -> 
     identity = assembly.world.identity
     names: tuple[str, ...] = tuple(assembly.config.record.sinks)
     if not assembly.world.is_main:
-        names = tuple(name for name in names if identity.local_rank == 0 and name in PER_NODE)
+        names = tuple(name for name in names if identity.local_rank == 0 and is_per_node(name))
     sinks = [make_sink(name, directory) for name in names]
     recorder = Recorder(directory.events(identity.rank), sinks, attempt)
     recorder.watch_system(assembly.config.record.system_every_s)

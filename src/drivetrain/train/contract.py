@@ -14,6 +14,7 @@ from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.checkpoint.contract import Contract, Terms
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.traits import all_traits
 from drivetrain.data.fingerprint import content
 from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World
@@ -167,7 +168,7 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
     optimization = config.optimization.model_dump(mode="json", exclude={"adamw_implementation"})
     falls = config.optimization.lr_scheduler_type != "constant"
     parallel = config.parallel
-    is_local = parallel.strategy == "local_sgd"
+    decide = [each.name for each in all_traits() if each.changes_training]
     return {
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
@@ -181,7 +182,12 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
         **{f"optimization.{key}": value for key, value in optimization.items()},
         "data.iterable_sharding": config.data.iterable_sharding,
         "parallel.strategy": parallel.strategy,
-        "parallel.local_sgd": parallel.local_sgd.model_dump(mode="json") if is_local else None,
+        **{
+            f"parallel.{name}": parallel.options.model_dump(mode="json")
+            if name == parallel.strategy
+            else None
+            for name in decide
+        },
         "communication.compression": config.communication.compression,
     }
 

@@ -19,7 +19,7 @@ from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.clock import clock_of
-from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.tensor.loss_parallel import LossOverParts
 from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
@@ -40,7 +40,7 @@ class Engine:
         self,
         config: RunConfig,
         world: World,
-        spread: Spread,
+        spread: ParallelModel,
         optimizer: torch.optim.Optimizer,
         learning_rate: LearningRate,
     ) -> None:
@@ -51,8 +51,9 @@ class Engine:
         self.scaler = make_scaler(config.precision, world.device)
         self.meter = Meter(world, counts=spread.counts)
         clock = clock_of(world.accelerator)
-        self.waiting = Waiting.of(spread, clock)
+        self.waiting = Waiting(clock)
         """What this rank has waited for others since the timer last asked."""
+        spread.watch_waits(self.waiting)
         self.timer = StepTimer(clock, self.waiting)
         self.autocast = make_autocast(config.precision, world.device)
         """Around the forward pass."""
@@ -100,8 +101,8 @@ class Engine:
         scaled = self.weighted(loss, micro)
         if self.scaler is not None:
             scaled = self.scaler.scale(scaled)
-        if self.spread.own_step is not None:
-            self.spread.own_step.backward(scaled)
+        if self.spread.engine_step is not None:
+            self.spread.engine_step.backward(scaled)
         else:
             scaled.backward()
         self.waiting.after_backward()
@@ -129,7 +130,7 @@ class Engine:
         self.waiting.since(began)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        if self.spread.own_step is None:
+        if self.spread.engine_step is None:
             self._scale_gradients(is_logged=(step + 1) % self._logging_steps == 0)
 
     def step(self, step: int) -> None:
@@ -137,8 +138,8 @@ class Engine:
         self.learning_rate.set(step)
         if self.before_change is not None:
             self.before_change()
-        if self.spread.own_step is not None:
-            self.meter.grad_norm = self.spread.own_step.step(self.meter.count_correction())
+        if self.spread.engine_step is not None:
+            self.meter.grad_norm = self.spread.engine_step.step(self.meter.count_correction())
             self.meter.end_step(step + 1, self.learning_rate.current)
             return
         if self.scaler is not None:

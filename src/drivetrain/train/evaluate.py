@@ -18,8 +18,7 @@ from drivetrain.core.blame import blame
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
-from drivetrain.parallel.local_sgd import agreed_weights
-from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.train.history import EvaluationResult
 from drivetrain.train.refusals import check_metrics
@@ -78,7 +77,7 @@ class _Part:
 
 
 def evaluate(
-    task: Task, spread: Spread, feed: EvaluationFeed, world: World, step: int
+    task: Task, spread: ParallelModel, feed: EvaluationFeed, world: World, step: int
 ) -> EvaluationResult:
     """Go through the validation data with all ranks. A collective call."""
     module = spread.inner
@@ -90,7 +89,7 @@ def evaluate(
             dist.broadcast(buffer, group_src=0, group=world.copies)
     part = _Part()
     try:
-        with torch.no_grad(), agreed_weights(spread):
+        with torch.no_grad(), spread.shown_weights():
             for batch, num_samples in feed.batches(in_lockstep=spread.forwards_in_lockstep):
                 values = task.evaluate(spread.evaluated, to_device(batch, world.device))
                 check_metrics(values)

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.checkpoint.state import Stateful
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
+from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn

@@ -1,4 +1,4 @@
-"""The engine of a rank that trains alone between agreements (`parallel/local_sgd.py`).
+"""The engine of a rank that trains alone between agreements (`LocalSteps`).
 
 What is whose, outside the warm-up:
 
@@ -10,13 +10,10 @@ What is whose, outside the warm-up:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from drivetrain.config.schema import RunConfig
-from drivetrain.parallel.local_sgd import Local, Rounds
-from drivetrain.parallel.strategy import Spread
+from drivetrain.parallel.model import LocalSteps, ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
@@ -27,59 +24,55 @@ from drivetrain.train.watch.meter import Meter
 def engine_for(
     config: RunConfig,
     world: World,
-    spread: Spread,
+    spread: ParallelModel,
     optimizer: torch.optim.Optimizer,
     learning_rate: LearningRate,
     total_steps: int | None,
 ) -> Engine:
     """The engine that goes with a spread."""
-    if not isinstance(spread, Local):
+    if spread.local_steps is None:
         return Engine(config, world, spread, optimizer, learning_rate)
-    engine = LocalEngine(config, world, spread, optimizer, learning_rate)
-    rule = config.parallel.local_sgd
-    engine.rounds = Rounds(rule.inner_steps, rule.warmup_steps, total_steps)
-    return engine
+    spread.local_steps.ends_at(total_steps)
+    return LocalEngine(config, world, spread, spread.local_steps, optimizer, learning_rate)
 
 
 class LocalEngine(Engine):
     """`Engine`, on this rank's share of each step."""
 
-    spread: Local
-    rounds: Rounds
-
     def __init__(
         self,
         config: RunConfig,
         world: World,
-        spread: Local,
+        spread: ParallelModel,
+        local_steps: LocalSteps,
         optimizer: torch.optim.Optimizer,
         learning_rate: LearningRate,
     ) -> None:
         super().__init__(config, world, spread, optimizer, learning_rate)
         self.meter: LocalMeter = LocalMeter(world)
+        self._local = local_steps
 
     def ends_at(self, total_steps: int | None) -> None:
         """Where the last round ends, too."""
         super().ends_at(total_steps)
-        self.rounds = replace(self.rounds, total_steps=total_steps)
+        self._local.ends_at(total_steps)
 
     def complete_gradients(self, step: int) -> None:
         """Whole over the ranks in the warm-up; this rank's own from then on."""
-        is_warmup = self.rounds.is_warmup(step)
-        self.meter.is_alone = not is_warmup
-        if is_warmup:
+        self.meter.is_alone = self._local.is_alone(step)
+        if not self.meter.is_alone:
             with self.waiting.around():
-                self.spread.sum_gradients()
+                self._local.sum_gradients()
         super().complete_gradients(step)
 
     def step(self, step: int) -> None:
         """Move the weights, and agree on them when the round is over."""
         if self.meter.is_alone:
-            self.spread.about_to_move(self.meter.own_count())
+            self._local.about_to_move(self.meter.own_count())
         super().step(step)
-        if self.rounds.ends_after(step):
+        if self._local.agrees_after(step):
             with self.waiting.around():
-                self.spread.agree()
+                self._local.agree()
 
 
 class LocalMeter(Meter):
@@ -107,7 +100,7 @@ class LocalMeter(Meter):
         return correction.float().squeeze()
 
     def collect(self) -> list[StepMetrics]:
-        """Counts are summed over the ranks here, where ddp has summed them in each step."""
+        """Counts are summed over the ranks here, where others have summed them in each step."""
         if self._counts_tokens and self._closed:
             own = [float(sum(step.counts)) for step in self._closed]
             totals = self._world.sum_floats(own)

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from drivetrain.checkpoint.state import Stateful
 from drivetrain.cluster.environments import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.intercept import Intercepted, is_intercepting
+from drivetrain.core.stateful import Stateful
 from drivetrain.data.sources import Source, refuse_one_pass, source_from
 from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
 from drivetrain.train.attempt import Attempt, open_attempt
@@ -138,7 +138,7 @@ class Trainer:
             micro_batch_size=assembly.feed.plan.micro_batch_size,
             inner=assembly.engine.spread.inner,
             num_losses=lambda: assembly.engine.meter.num_losses,
-            is_whole=parallel.strategy not in ("fsdp", "deepspeed") and parallel.cp == 1,
+            is_whole=not parallel.traits.shards and parallel.cp == 1,
         )
         return watch.over(self.task)
 

@@ -34,7 +34,9 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16 or any; default: the script's, or bf16.")
     ] = None,
-    strategies: Annotated[str, typer.Option(help="What may be used.")] = "ddp,fsdp,deepspeed",
+    strategies: Annotated[
+        str, typer.Option(help="What may be used, with commas.", show_default="those it knows well")
+    ] = "",
     steps: Annotated[int | None, typer.Option(help="Length of the run.")] = None,
     deadline_h: Annotated[float | None, typer.Option("--deadline", help="In hours.")] = None,
     budget: Annotated[float | None, typer.Option(help="In the cluster's money.")] = None,

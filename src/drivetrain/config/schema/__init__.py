@@ -1,8 +1,8 @@
 """Every key a run understands. Frozen, and strict about names: a typo is an error, not a default.
 
 Names are the ones people already have in their fingers: Hugging Face's for optimisation,
-torchtitan's for the axes, torch's own for what is handed straight to DDP, FSDP2 and the scaler.
-Each section of a config stands in the file of its name.
+torchtitan's for the axes, torch's own for what is handed straight to it.
+Each section of a config stands in the file of its name; a strategy's, in its own folder.
 """
 
 from drivetrain.config.schema.checkpoint import Checkpoint
@@ -12,37 +12,22 @@ from drivetrain.config.schema.data import Data
 from drivetrain.config.schema.evaluation import Evaluation
 from drivetrain.config.schema.memory import Memory
 from drivetrain.config.schema.optimization import Optimization
-from drivetrain.config.schema.parallel import (
-    DDP,
-    FSDP,
-    DeepSpeed,
-    Horovod,
-    LocalSGD,
-    Offload,
-    Parallel,
-    Pipeline,
-    Tensor,
-)
+from drivetrain.config.schema.parallel import Parallel, Pipeline, StrategyName, Tensor
 from drivetrain.config.schema.precision import Precision, Scaler
-from drivetrain.config.schema.record import MLflow, Prometheus, Record, SinkName, Wandb
+from drivetrain.config.schema.record import SINKS, MLflow, Prometheus, Record, SinkName, Wandb
 from drivetrain.config.schema.run import RunConfig
-from drivetrain.config.schema.section import Section
 from drivetrain.config.schema.sentinel import Sentinel
+from drivetrain.core.section import Section
 
 __all__ = [
-    "DDP",
-    "FSDP",
+    "SINKS",
     "Checkpoint",
     "Communication",
     "Compile",
     "Data",
-    "DeepSpeed",
     "Evaluation",
-    "Horovod",
-    "LocalSGD",
     "MLflow",
     "Memory",
-    "Offload",
     "Optimization",
     "Parallel",
     "Pipeline",
@@ -55,6 +40,7 @@ __all__ = [
     "Section",
     "Sentinel",
     "SinkName",
+    "StrategyName",
     "Tensor",
     "TopK",
     "Wandb",

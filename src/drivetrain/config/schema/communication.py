@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from drivetrain.config.schema.section import Section
+from drivetrain.core.section import Section
 
 
 class PowerSGD(Section):

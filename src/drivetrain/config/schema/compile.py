@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain.config.schema.section import Section
+from drivetrain.core.section import Section
 
 
 class Compile(Section):

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from drivetrain.config.schema.section import Section
+from drivetrain.core.plugins import Plugins
+from drivetrain.core.section import Section
 
-SinkName = Literal["tensorboard", "jsonl", "mlflow", "prometheus", "wandb"]
+SINKS = Plugins(
+    "drivetrain.sinks",
+    {
+        "tensorboard": "drivetrain.record.sinks.tensorboard:TensorBoardSink",
+        "jsonl": "drivetrain.record.sinks.jsonl:JsonlSink",
+        "mlflow": "drivetrain.record.sinks.mlflow:MLflowSink",
+        "prometheus": "drivetrain.record.sinks.prometheus:PrometheusSink",
+        "wandb": "drivetrain.record.sinks.wandb:WandbSink",
+    },
+)
+"""By name; other packages add theirs by an entry point. A sink's library may be heavy, so none is
+imported before it is asked for."""
+if TYPE_CHECKING:
+    SinkName = str
+else:
+    SinkName = Literal[SINKS.names]
 
 
 class MLflow(Section):

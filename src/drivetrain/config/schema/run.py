@@ -17,8 +17,8 @@ from drivetrain.config.schema.optimization import Optimization
 from drivetrain.config.schema.parallel import Parallel
 from drivetrain.config.schema.precision import Precision
 from drivetrain.config.schema.record import Record
-from drivetrain.config.schema.section import Section
 from drivetrain.config.schema.sentinel import Sentinel
+from drivetrain.core.section import Section
 
 
 class RunConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from drivetrain.config.schema.section import Section
+from drivetrain.core.section import Section
 
 
 class Sentinel(Section):

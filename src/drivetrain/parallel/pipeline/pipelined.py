@@ -16,13 +16,13 @@ from torch.distributed.pipelining import PipelineStage
 
 from drivetrain.config.schema import Pipeline
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.model import NOTHING, ParallelModel
 from drivetrain.parallel.pipeline import schedules
 from drivetrain.parallel.pipeline.chain import Chain
 from drivetrain.parallel.pipeline.cut import Cut
 from drivetrain.parallel.pipeline.recent import MOST, KnownShapes, Recent
 from drivetrain.parallel.pipeline.stage import Compute, Stage
-from drivetrain.parallel.strategy import OwnStep, Spread
-from drivetrain.parallel.whole import NOTHING
+from drivetrain.parallel.waiting import Waiting
 
 Probe = Callable[[Callable[..., Any]], Any]
 """`probe(model)` calls the model as the loss does, on a micro-batch like those to come."""
@@ -47,16 +47,15 @@ class _Scheduled:
             stage.grad_recv_info.clear()
 
 
-class Pipelined:
+class Pipelined(ParallelModel):
     """Stages over a model that has been cut and, within the stage, spread."""
 
     forwards_in_lockstep = True
     needs_every_turn = True
-    own_step: OwnStep | None = None
 
     def __init__(
         self,
-        under: Spread,
+        under: ParallelModel,
         cut: Cut,
         config: Pipeline,
         group: dist.ProcessGroup,
@@ -75,7 +74,7 @@ class Pipelined:
             Stage(under.module, chunk, cut.carry, cut.num_stages) for chunk in cut.chunks
         ]
         for stage in self._stages:
-            stage.reduces_every_micro_batch = getattr(under, "reduces_every_micro_batch", False)
+            stage.sync = under.sync_stage if under.syncs_stages else None
         self.evaluated: Any = Chain(self.inner, self._stages, cut, group)
         self._shapes = KnownShapes[list[_Handed]](speaks=dist.get_rank() == 0)
         self._schedules = Recent[_Scheduled](MOST, _Scheduled.release)
@@ -163,6 +162,10 @@ class Pipelined:
         # on the CPU: an object would arrive on the device of whoever sent it
         dist.all_gather_object(parts, own, group=self._group)
         return {name: tensor for part in parts for name, tensor in part.items()}
+
+    def watch_waits(self, waiting: Waiting) -> None:
+        """Those inside a stage; waiting for other stages is not seen."""
+        self._under.watch_waits(waiting)
 
 
 def _like(handed: _Handed, device: torch.device) -> torch.Tensor:

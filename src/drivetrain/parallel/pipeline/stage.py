@@ -7,21 +7,27 @@ stage. So any model whose blocks hand one hidden state on can be cut, without a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from drivetrain.parallel.blocks import with_hidden
-from drivetrain.parallel.fsdp import sync_gradients
 
 Compute = Callable[[Callable[..., Any], int, int], torch.Tensor]
 """`compute(model, index, stage)`: a micro-batch's weighted loss, by calling the model once."""
+
+
+class Sync(Protocol):
+    """`ParallelModel.sync_stage`."""
+
+    def __call__(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
+        """Whether the next backward reduces these modules' gradients."""
+        ...
 
 
 @dataclass
@@ -93,12 +99,10 @@ class Stage(nn.Module):
         self._calls = 0
         self.compute: Compute = _nothing_to_compute
         self.last_index = 0
-        self.reduces_every_micro_batch = False
+        self.sync: Sync | None = None
         self.index = chunk.index
         object.__setattr__(self, "model", model)  # not a child: its weights are the rank's
         self.parts = nn.ModuleList([*chunk.pieces, *chunk.blocks])
-        self._sharded = [m for m in chunk.blocks if isinstance(m, FSDPModule)]
-        self._root = model if chunk.pieces and isinstance(model, FSDPModule) else None
         chunk.blocks[0].register_forward_pre_hook(self._inject, with_kwargs=True)
         for block in chunk.blocks:
             block.register_forward_hook(self._follow)
@@ -111,7 +115,7 @@ class Stage(nn.Module):
             result = self.compute(_AsModel(self, hidden), number, self.index)
         except _Left as left:
             result = left.hidden
-        if self._sharded or self._root is not None:
+        if self.sync is not None:
             result.register_hook(partial(self._sync_if_last, number))
         return result
 
@@ -160,11 +164,10 @@ class Stage(nn.Module):
         self._carry.hidden = output[0] if isinstance(output, tuple) else output
 
     def _sync_if_last(self, index: int, gradient: torch.Tensor) -> None:  # noqa: ARG002
-        """Gradients travel in a stage's last backward only, or (fsdp can be told so) in each."""
-        is_last, every = index == self.last_index, self.reduces_every_micro_batch
-        roots = [] if self._root is None else [self._root]
-        for module in (*self._sharded, *roots):
-            sync_gradients(module, is_last=is_last, every=every, recurse=False)
+        """Gradients travel in a stage's last backward only, or (some can be told so) in each."""
+        if self.sync is not None:
+            root = [self.model] if self._chunk.pieces else []
+            self.sync([*self._chunk.blocks, *root], is_last=index == self.last_index)
 
 
 def _nothing_to_compute(model: Callable[..., Any], index: int, stage: int) -> torch.Tensor:

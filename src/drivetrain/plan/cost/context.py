@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.profile.model import ModelProfile
-from drivetrain.plan.profile.numbers import PartNumbers, WorkNumbers, part_numbers
+from drivetrain.plan.profile.numbers import part_numbers
+from drivetrain.strategies.cost import PartNumbers, WorkNumbers
 
 
 def rank_parts(profile: ModelProfile, candidate: Candidate) -> tuple[PartNumbers, ...]:

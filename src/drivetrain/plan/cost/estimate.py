@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.cost.memory import Memory, stage_memory, without_offloaded
+from drivetrain.plan.cost.memory import stage_memory
 from drivetrain.plan.cost.timing import StepTime, step_time
-from drivetrain.plan.cost.zero_memory import zero_memory
 from drivetrain.plan.profile.model import Way
 from drivetrain.plan.profile.profiling import Profiler
+from drivetrain.strategies.cost import Memory
 
 # Not in any trace: the driver's context, communication buffers, and what a caching allocator cannot
 # use because it lies in pieces. Not measured (there was no GPU); round, and on the safe side.
@@ -53,14 +53,12 @@ def memory_limit(cluster: Cluster) -> float:
 def rank_memory(profiler: Profiler, candidate: Candidate, *, on_accelerator: bool) -> Memory:
     """Of the rank that needs most."""
     profile = profiler.profile(candidate.way)
-    if candidate.strategy == "deepspeed":
-        return zero_memory(profile, candidate, on_accelerator=on_accelerator)
     pp = candidate.layout.pp
     stages = range(pp) if pp <= 4 else (0, 1, pp - 2, pp - 1)
     each = [
         stage_memory(profile, candidate, stage, on_accelerator=on_accelerator) for stage in stages
     ]
-    return without_offloaded(max(each, key=lambda memory: memory.total), candidate)
+    return candidate.cost.on_device(max(each, key=lambda memory: memory.total), candidate.use)
 
 
 def estimate(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estimate:

@@ -18,7 +18,7 @@ Exchanged = dict[tuple[str, str], float]
 
 
 def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> Exchanged:
-    """For ddp and fsdp, with tp, cp and pp."""
+    """What the strategy sends, and tp, cp and pp."""
     layout = candidate.layout
     numbers = rank_parts(profile, candidate)
     indices = stage_parts(profile, layout.pp)[stage]
@@ -28,19 +28,10 @@ def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> 
         part = numbers[index]
         for kind, num_bytes, _ in (*part.forward.exchanges, *part.backward.exchanges):
             found[kind, "tp"] += turns * num_bytes
-    trained = sum(numbers[index].trained for index in indices)
-    if candidate.strategy == "fsdp" and candidate.num_shards > 1:
-        ratio = 1.0 if candidate.precision == "fp32" else 0.5
-        axes = "dp_shard × cp" if layout.cp > 1 else "dp_shard"
-        for index in indices:
-            # the root (what is in no block) stays whole from its forward to the end of backward
-            times = turns * (1 if index in (0, len(numbers) - 1) else 2)
-            found["all_gather", axes] += times * numbers[index].parameters * ratio
-        times = turns if candidate.reduce_every_micro_batch else 1
-        found["reduce_scatter", axes] += times * trained
-        trained /= candidate.num_shards
-    if layout.dp_replicate > 1:
-        found["all_reduce", "dp_replicate"] += trained
+    parts = [numbers[index] for index in indices]
+    is_root = [index in (0, len(numbers) - 1) for index in indices]
+    for each in candidate.cost.exchanges(parts, is_root, candidate.use):
+        found[each.kind, " × ".join(each.axes)] += each.times * each.num_bytes
     if layout.cp > 1:  # keys and values of each block; what gathers the model's output is left out
         hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0, layout.tp)
         both = turns * profile.shape.num_blocks * 2 * hidden

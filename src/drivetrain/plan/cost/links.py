@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from drivetrain.cluster.description import Cluster, Link
 from drivetrain.parallel.layout import AXES, Layout
-
-# how often each byte of the whole crosses a rank's link, times (n - 1)/n
-_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+from drivetrain.strategies.cost import PASSES
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Ring:
         n = self.num_ranks
         if n == 1 or num_bytes <= 0:
             return 0.0
-        passes = _PASSES[kind] * (n - 1) / n
+        passes = PASSES[kind] * (n - 1) / n
         rate, latency = self.link.by_kind.get(kind, (self.link.bytes_per_s, self.link.latency_s))
         # beyond a few nodes libraries use trees
         hops = min(n - 1, 4.0 * math.log2(n)) * (2 if kind == "all_reduce" else 1)

@@ -7,7 +7,6 @@ far as the device can. Pipelines: the slowest stage, and the bubble. Nothing is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ from drivetrain.plan.cost.context import rank_parts
 from drivetrain.plan.cost.links import neighbours_along, ring_along
 from drivetrain.plan.cost.stages import stage_parts
 from drivetrain.plan.profile.model import ModelProfile
-from drivetrain.plan.profile.numbers import PartNumbers, WorkNumbers
+from drivetrain.strategies.cost import Exchange, PartNumbers, WorkNumbers
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,8 @@ def step_time(
     )
     again = max(0.0, again)
     work = turns * (stage.forward + stage.backward)
-    exchange, hidden = _data_exchange(parts, stage, candidate, cluster)
+    is_root = [i in (0, len(numbers) - 1) for i in stages[slowest]]
+    exchange, hidden = _data_exchange(parts, is_root, stage, candidate, cluster)
     exchange["tp"] = turns * stage.tp
     exchange["cp"] = _context_exchange(profile, candidate, cluster)
     exchange["pp"] = _hand_over(profile, candidate, cluster)
@@ -150,47 +150,30 @@ def _seconds(
 
 
 def _data_exchange(
-    parts: Sequence[PartNumbers], stage: _Stage, candidate: Candidate, cluster: Cluster
+    parts: Sequence[PartNumbers],
+    is_root: Sequence[bool],
+    stage: _Stage,
+    candidate: Candidate,
+    cluster: Cluster,
 ) -> tuple[dict[str, float], float]:
-    """Gradients, and for shards weights: (exposed by axis, hidden)."""
-    layout, device = candidate.layout, _device(cluster)
-    trained = sum(part.trained for part in parts)
-    whole = sum(part.parameters for part in parts)
+    """What the strategy sends: (exposed by axis, hidden). What runs beside the same is one."""
+    device = _device(cluster)
+    together: dict[tuple[tuple[str, ...], str], list[Exchange]] = {}
+    for each in candidate.cost.exchanges(parts, is_root, candidate.use):
+        together.setdefault((each.axes, each.beside), []).append(each)
     exposed: dict[str, float] = {}
     hidden = 0.0
-
-    def beside(seconds: float, compute_s: float, pieces: float = math.inf) -> float:
-        """One of fsdp's pieces has nothing beside it: the first gather, the last reduction."""
-        nonlocal hidden
-        covered = min(seconds * device.overlap * (1.0 - 1.0 / pieces), compute_s)
+    for (axes, beside), exchanges in together.items():
+        ring = ring_along(candidate.layout, cluster, *axes)
+        seconds = sum(
+            each.times * ring.seconds(each.kind, each.num_bytes, each.calls) for each in exchanges
+        )
+        room = {"forward": stage.forward, "backward": stage.backward, "nothing": 0.0}[beside]
+        first = exchanges[0]
+        covered = min(seconds * device.overlap * (1.0 - 1.0 / first.pieces), first.turns * room)
+        units = sum(each.units for each in exchanges) * device.sharded_unit_s
+        exposed[axes[0]] = exposed.get(axes[0], 0.0) + seconds - covered + units
         hidden += covered
-        return seconds - covered
-
-    blocks = max(1, len(parts) - 1)  # what is before and after the blocks is one unit
-    is_sharded = candidate.strategy == "fsdp" or candidate.zero_stage == 3
-    if is_sharded and candidate.num_shards > 1:
-        ring = ring_along(layout, cluster, "dp_shard", "cp")
-        ratio = 1.0 if candidate.precision == "fp32" else 0.5
-        turns = candidate.accumulation
-        gather = ring.seconds("all_gather", whole * ratio, blocks)
-        scatter = ring.seconds("reduce_scatter", trained, blocks)
-        if candidate.zero_stage == 3 or candidate.reduce_every_micro_batch:
-            scatter *= turns
-        forward = beside(turns * gather, turns * stage.forward, blocks)
-        backward = beside(turns * gather + scatter, turns * stage.backward, blocks)
-        exposed["dp_shard"] = forward + backward + turns * blocks * device.sharded_unit_s
-        trained /= candidate.num_shards
-    elif candidate.strategy == "deepspeed" and layout.dp_shard > 1:
-        ring = ring_along(layout, cluster, "dp_shard")
-        turns = candidate.accumulation if candidate.zero_stage == 2 else 1
-        reduce = ring.seconds("all_reduce", trained * turns, blocks * turns)
-        gather = ring.seconds("all_gather", whole, blocks)  # after the step, beside nothing
-        exposed["dp_shard"] = beside(reduce, turns * stage.backward) + gather
-    if layout.dp_replicate > 1:
-        ring = ring_along(layout, cluster, "dp_replicate")
-        calls = max(1.0, trained / 25e6)
-        reduce = ring.seconds("all_reduce", trained, calls)
-        exposed["dp_replicate"] = beside(reduce, stage.backward)
     return exposed, hidden
 
 
@@ -227,7 +210,7 @@ def _optimizer(
     profile: ModelProfile, parts: Sequence[PartNumbers], candidate: Candidate, cluster: Cluster
 ) -> float:
     device = _device(cluster)
-    shards = candidate.num_shards if candidate.strategy in ("fsdp", "deepspeed") else 1
+    shards = candidate.cost.num_shards(candidate.use)
     trained = sum(part.trained for part in parts) / shards
     moved = trained * profile.optimizer_moved
     calls = sum(part.num_weights for part in parts) * profile.optimizer_operations

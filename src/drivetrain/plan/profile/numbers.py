@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from drivetrain.plan.profile.model import ModelProfile, PartProfile, PartWork
-
-
-@dataclass(frozen=True)
-class WorkNumbers:
-    """One direction through a part."""
-
-    peak: float
-    """Most bytes alive, weights' gradients left out, from the beginning of the part's forward."""
-    peak_with_gradients: float
-    """The same with the gradients that the part adds."""
-    gradients: float
-    """Bytes of gradients that the part adds."""
-    end: float
-    """Bytes alive at its end, gradients left out."""
-    flops: float
-    attention_flops: float
-    moved_bytes: float
-    curved_bytes: float
-    num_operations: float
-    num_products: float
-    exchanges: tuple[tuple[str, float, int], ...]
-    """(kind, bytes in all, number of calls) along tp."""
-
-
-@dataclass(frozen=True)
-class PartNumbers:
-    """One part."""
-
-    parameters: float
-    trained: float
-    optimizer: float
-    buffers: float
-    num_weights: float
-    saved: float
-    forward: WorkNumbers
-    backward: WorkNumbers
+from drivetrain.strategies.cost import PartNumbers, WorkNumbers
 
 
 @lru_cache(maxsize=4096)

@@ -1,11 +1,10 @@
 """Where scalars are shown.
 
-To add a sink: one file here, one line in `SINKS`, one name in the schema.
+Which there are, `SINKS` says (`config/schema/record.py`); to add one: docs/extending.md.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,10 @@ Outcome = Literal["finished", "failed", "preempted"]
 
 
 class Sink(Protocol):
-    """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on."""
+    """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on.
+
+    Rank 0 has one; a class with `per_node = True` has one on every node.
+    """
 
     name: str
     every_s: float
@@ -35,20 +37,6 @@ class Sink(Protocol):
     def close(self, outcome: Outcome) -> None:
         """Let go of files and connections; told how the attempt ended."""
         ...
-
-
-# Looked up by name and imported only when asked for: a sink's library may be heavy.
-SINKS = {
-    "mlflow": ("drivetrain.record.sinks.mlflow", "MLflowSink"),
-    "prometheus": ("drivetrain.record.sinks.prometheus", "PrometheusSink"),
-    "wandb": ("drivetrain.record.sinks.wandb", "WandbSink"),
-    "jsonl": ("drivetrain.record.sinks.jsonl", "JsonlSink"),
-    "tensorboard": ("drivetrain.record.sinks.tensorboard", "TensorBoardSink"),
-}
-
-
-PER_NODE = ("prometheus",)
-"""Those that every node has of its own; the others hang on rank 0."""
 
 
 def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
@@ -65,6 +53,14 @@ def choose_sinks() -> tuple[tuple[str, ...], str]:
 
 def make_sink(name: str, directory: RunDirectory) -> Sink:
     """The sink of that name, writing into a run's directory."""
-    module, attribute = SINKS[name]
-    sink: Sink = getattr(importlib.import_module(module), attribute)(directory)
+    from drivetrain.config.schema import SINKS  # readers of runs need no config
+
+    sink: Sink = SINKS.load(name)(directory)
     return sink
+
+
+def is_per_node(name: str) -> bool:
+    """Whether every node has a sink of that name."""
+    from drivetrain.config.schema import SINKS
+
+    return bool(getattr(SINKS.load(name), "per_node", False))

@@ -26,6 +26,7 @@ class PrometheusSink:
     """An HTTP server in a thread of prometheus_client's own."""
 
     name = "prometheus"
+    per_node = True
     every_s = 1.0
 
     def __init__(self, directory: RunDirectory) -> None:

@@ -35,10 +35,8 @@ WARM = "DRIVETRAIN_WARM"
 STDOUT, STDERR = "DRIVETRAIN_STDOUT", "DRIVETRAIN_STDERR"
 _NEEDED = (
     "torch",
-    "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch._dynamo",
-    "drivetrain.parallel.fsdp",
     "drivetrain.train.trainer",
     "drivetrain.train.keep_loop",
 )
@@ -110,7 +108,9 @@ def die_with_parent() -> None:
 
 def import_ahead(words: list[str]) -> None:
     """Import what Drivetrain needs and what the script imports at its top; nothing else is run."""
-    for name in _NEEDED:
+    from drivetrain.core.traits import all_traits  # pydantic's; a process that is not warm waits
+
+    for name in (*_NEEDED, *(each for traits in all_traits() for each in traits.preload)):
         importlib.import_module(name)
     script = Path(words[0]) if words else None
     if script is None or not script.is_file():

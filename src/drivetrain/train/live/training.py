@@ -21,6 +21,7 @@ from torch import nn
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.traits import with_feature
 from drivetrain.data.batches import DataPosition
 from drivetrain.data.dealt import DealtFeed
 from drivetrain.data.device import to_device
@@ -47,8 +48,9 @@ def go_live(loop: Loop, source: Source, config: RunConfig) -> LiveLoop:
 
 def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> list[Problem]:
     wrong: list[tuple[str, str]] = []
-    if config.parallel.strategy != "ddp":
-        wrong.append(("every replica holds a full copy", "use parallel.strategy=ddp"))
+    if "live" not in config.parallel.traits.combines_with:
+        remedy = f"use parallel.strategy={with_feature('live')}"
+        wrong.append(("every replica holds a full copy", remedy))
     if config.reproducibility == "bitwise":
         wrong.append(("sums follow whoever is there", "use reproducibility=standard"))
     if length is None:

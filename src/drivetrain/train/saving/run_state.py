@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drivetrain.checkpoint.gathered import GatheredState
-from drivetrain.checkpoint.state import Stateful, TrainingState, Value
+from drivetrain.checkpoint.state import TrainingState, Value
+from drivetrain.core.stateful import Stateful
 from drivetrain.data.stream import StreamFeed
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.optimizer_groups import IMPLEMENTATION
-from drivetrain.train.saving.own_states import own_states
 
 
 @dataclass
@@ -48,7 +48,7 @@ class RunState:
             "run": Value(self._get_run, self._set_run),
             "feed": feed,
         }
-        own = {**self._stateful, **own_states(engine)}
+        own = {**self._stateful, **engine.spread.private_state(engine.optimizer)}
         if engine.scaler is not None:
             common["scaler"] = engine.scaler
         if isinstance(feed, StreamFeed):
@@ -58,8 +58,8 @@ class RunState:
         spread = engine.spread
         model, optimizer = spread.inner, engine.optimizer
         parts = (model, optimizer, world.rank, common, own, world.is_first_copy, world.accelerator)
-        if spread.own_step is not None:
-            return GatheredState(*parts, keeper=spread.own_step)
+        if spread.engine_step is not None:
+            return GatheredState(*parts, keeper=spread.engine_step)
         return TrainingState(*parts)
 
     def take_own_settings(self, keys: Collection[str] | None = None) -> None:

@@ -13,7 +13,6 @@ from drivetrain.checkpoint.checkpointer import Saved
 from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
 from drivetrain.parallel.live_world import LiveWorld
-from drivetrain.parallel.local_sgd import agreed_weights
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.session import Phase
 from drivetrain.record.stop_request import StopRequest
@@ -115,7 +114,7 @@ class Saver:
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
             return
         self._page.note(Phase.SAVING)
-        with agreed_weights(self._engine.spread) as are_taken_back:
+        with self._engine.spread.shown_weights() as are_taken_back:
             before = self._checkpointer.save(
                 self._run.whole(), step, self._run.position(step), contents=self._rule.contents
             )

@@ -19,8 +19,6 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ReplicaDrift
 from drivetrain.parallel.world import World
 
-# Strategies whose copies are the same after every step, not only now and then.
-_KEEP_COPIES_EQUAL = frozenset({"ddp", "fsdp"})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -39,7 +37,7 @@ class Sentinel:
         every = config.sentinel.every_steps
         if every is None or world.mesh is None or world.layout.dp_replicate == 1:
             return None
-        if config.parallel.strategy not in _KEEP_COPIES_EQUAL:
+        if not config.parallel.traits.keeps_copies_equal:
             return None
         return cls(model, world.mesh.get_group("dp_replicate"), every)
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from drivetrain.core.traits import all_traits
 from drivetrain.supervise.processes.forking import Forked, fork_away
 from drivetrain.testing.hosts import Host
 from drivetrain.verify.drills.clock import skew_as_told
@@ -24,10 +25,8 @@ from drivetrain.verify.drills.clock import skew_as_told
 _MOST_BYTES = 1 << 18
 _MODULES = (
     "torch._dynamo",
-    "torch.distributed.fsdp",
     "torch.distributed.run",
     "drivetrain.launch.local",
-    "drivetrain.parallel.fsdp",
     "drivetrain.supervise.agent",
     "drivetrain.supervise.logs",
     "drivetrain.verify.drills.hooks",
@@ -85,7 +84,7 @@ class Template:
 
 def main() -> None:
     """`python -m drivetrain.verify.drills.template SOCKET`."""
-    for name in _MODULES:
+    for name in (*_MODULES, *(each for traits in all_traits() for each in traits.preload)):
         importlib.import_module(name)
     parent = int(os.environ["PARENT"])
     path = Path(sys.argv[1])

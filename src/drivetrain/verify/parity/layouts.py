@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from drivetrain.core.errors import ConfigError, Problem
-
-
-@dataclass(frozen=True)
-class Named:
-    """What a name stands for: the axes its sizes are given for, and what else must be set."""
-
-    axes: tuple[str, ...]
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
-DDP = {"parallel.strategy": "ddp"}
-FSDP = {"parallel.strategy": "fsdp"}
-DEEPSPEED = {"parallel.strategy": "deepspeed"}
+from drivetrain.core.traits import NamedLayout, all_traits
 
 # One line per name; `name:2` or, with several axes, `name:2x4` in this order.
-NAMES: Mapping[str, Named] = {
-    "ddp": Named(("dp_replicate",), DDP),
-    "bitwise": Named(("dp_replicate",), {**DDP, "reproducibility": "bitwise"}),
-    "fsdp": Named(("dp_shard",), FSDP),
-    "hsdp": Named(("dp_replicate", "dp_shard"), FSDP),
-    "tp": Named(("tp",)),
-    "tp+sp": Named(("tp",), {"parallel.tensor.sequence_parallel": "true"}),
-    "tp+loss": Named(("tp",), {"parallel.tensor.loss_parallel": "true"}),
-    "pp": Named(("pp",)),
-    "tp+pp": Named(("tp", "pp")),
-    "cp": Named(("cp",), FSDP),
-    "zero1": Named(("dp_shard",), {**DEEPSPEED, "parallel.deepspeed.zero_stage": "1"}),
-    "zero2": Named(("dp_shard",), {**DEEPSPEED, "parallel.deepspeed.zero_stage": "2"}),
-    "zero3": Named(("dp_shard",), {**DEEPSPEED, "parallel.deepspeed.zero_stage": "3"}),
-    "horovod": Named(("dp_replicate",), {"parallel.strategy": "horovod"}),
-    "fsdp+tp": Named(("dp_shard", "tp"), FSDP),
-    "fsdp+cp": Named(("dp_shard", "cp"), FSDP),
-    "fsdp+pp": Named(("pp", "dp_shard"), FSDP),
+_OF_AXES: Mapping[str, NamedLayout] = {
+    "tp": NamedLayout(("tp",)),
+    "tp+sp": NamedLayout(("tp",), {"parallel.tensor.sequence_parallel": "true"}),
+    "tp+loss": NamedLayout(("tp",), {"parallel.tensor.loss_parallel": "true"}),
+    "pp": NamedLayout(("pp",)),
+    "tp+pp": NamedLayout(("tp", "pp")),
 }
+NAMES = {**_OF_AXES, **{name: at for each in all_traits() for name, at in each.layouts.items()}}
 
 
 @dataclass(frozen=True)

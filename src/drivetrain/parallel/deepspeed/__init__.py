@@ -1,1 +1,0 @@
-"""DeepSpeed's ZeRO behind the one Strategy interface."""

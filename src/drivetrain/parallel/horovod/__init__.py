@@ -1,1 +1,0 @@
-"""Horovod behind the one Strategy interface."""

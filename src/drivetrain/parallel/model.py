@@ -1,0 +1,158 @@
+"""ParallelModel: a model over the ranks, as the engine sees it, whatever the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from drivetrain.core.stateful import Stateful
+from drivetrain.parallel.waiting import Waiting
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class EngineStep(Protocol):
+    """An engine that keeps the gradients to itself: it corrects, clips and steps in one call."""
+
+    def take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is made; from here on it is the engine that calls it."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add one micro-batch's gradients."""
+        ...
+
+    def step(self, correction: torch.Tensor | None) -> torch.Tensor:
+        """Multiply the gradients, clip, and move the weights. Returns the norm before clipping."""
+        ...
+
+    def model_state(self) -> dict[str, torch.Tensor]:
+        """Weights and buffers by the user's names; this rank's part. A collective call."""
+        ...
+
+    def optimizer_state(self, *, make: bool = False) -> dict[str, Any]:
+        """By `<parameter>.<key>`; this rank's part; `make` it if there is none. Collective."""
+        ...
+
+    def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
+        """What those two gave, filled with other values. A collective call."""
+        ...
+
+
+class LocalSteps(Protocol):
+    """Ranks that train alone for some steps and then agree on the weights. Steps count from 0."""
+
+    def is_alone(self, step: int) -> bool:
+        """Whether this step's gradients are this rank's own."""
+        ...
+
+    def sum_gradients(self) -> None:
+        """For a step that is not alone. A collective call."""
+        ...
+
+    def about_to_move(self, count: torch.Tensor) -> None:
+        """Before a step of its own, on so many samples or tokens."""
+        ...
+
+    def agrees_after(self, step: int) -> bool:
+        """Whether the ranks agree on the weights after this step."""
+        ...
+
+    def agree(self) -> None:
+        """The same weights on every rank. A collective call."""
+        ...
+
+    def ends_at(self, total_steps: int | None) -> None:
+        """The run's last step; None while it is not known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key of the config that was left open, what it is now, and why."""
+
+    key: str
+    value: Any
+    why: str
+    said: str
+    """The same as a line for the user."""
+
+
+class ParallelModel:
+    """A model over the ranks: what the loop needs of it. Below `full_state` all has a default."""
+
+    module: nn.Module
+    """Called in training."""
+    inner: nn.Module
+    """The user's own module."""
+    evaluated: Any
+    """Called in evaluation: `inner`, unless its parts are on several ranks."""
+    counts: bool
+    """Whether this rank's losses are summed: one of the ranks that work on the same samples."""
+    forwards_in_lockstep: bool = False
+    """Whether a forward talks to other ranks, so that all must make the same number of them."""
+    needs_every_turn: bool = False
+    """Whether a rank must run a micro-batch even when it has no samples, because others wait."""
+    loss_multiplier: float = 1.0
+    """Undoes the engine's own averaging: the loop speaks of sums over the global batch."""
+    engine_step: EngineStep | None = None
+    """The engine that has the gradients; None when they lie open in `parameter.grad`."""
+    local_steps: LocalSteps | None = None
+    """For ranks that step by gradients of their own; None where every step is one of all ranks."""
+    expects_all: bool = False
+    """Whether every trained parameter must have a gradient in the first step."""
+    syncs_stages: bool = False
+    """Whether a pipeline must call `sync_stage`."""
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch; gradients travel only in the last."""
+        raise NotImplementedError
+
+    def finish_gradients(self) -> None:
+        """After the last micro-batch: gradients are complete on return."""
+        raise NotImplementedError
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The 2-norm over all ranks' gradients, as a plain tensor."""
+        raise NotImplementedError
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The plain tensors this rank holds, for what is done to every element alike."""
+        raise NotImplementedError
+
+    def full_state(self) -> dict[str, Any]:
+        """The whole state dict under the user's own names, on rank 0's CPU. A collective call."""
+        raise NotImplementedError
+
+    def shown_weights(self) -> AbstractContextManager[bool]:
+        """Around whatever shows the model to somebody: the same weights on every rank.
+
+        Gives whether they are taken back at its end: who copies them must be done by then.
+        """
+        return nullcontext(False)
+
+    def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:  # noqa: ARG002
+        """What this rank alone has and must find again when the run resumes; by name."""
+        return {}
+
+    def watch_waits(self, waiting: Waiting) -> None:
+        """Tell `waiting` when this rank waits for others, where that can be seen."""
+
+    def sync_stage(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
+        """Before a pipeline stage's backward: whether it reduces these modules' gradients."""
+
+    def choices(self) -> list[Choice]:
+        """What was left open in the config and is settled now."""
+        return []
+
+    def notes(self) -> list[str]:
+        """What the user should read before the first step."""
+        return []
+
+    def when_settled(self, tell: Callable[[Choice], None]) -> None:
+        """Call `tell` with each choice that only the run's first steps settle."""

@@ -1,0 +1,181 @@
+"""ddp: a full copy of the model per rank; gradients are averaged while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import Communication, RunConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.stateful import Stateful
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.model import NOTHING, Choice, ParallelModel
+from drivetrain.parallel.waiting import Waiting
+from drivetrain.parallel.world import World
+from drivetrain.strategies.cost import Use
+from drivetrain.strategies.ddp import DDP
+from drivetrain.strategies.ddp.communication.auto import Trial
+from drivetrain.strategies.ddp.communication.choose import sent_bytes
+from drivetrain.strategies.ddp.communication.install import Installed, install_compression
+from drivetrain.strategies.ddp.cost import COST
+from drivetrain.strategies.single import SingleModel
+from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
+
+
+def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
+    """torch's, or the one that keeps the bits at any number of ranks."""
+    settings = config.parallel.details(DDP)
+    if config.reproducibility == "bitwise":
+        from drivetrain.strategies.bitwise.strategy import BitwiseStrategy
+
+        return BitwiseStrategy(settings, micro_batch_blocks)
+    return DDPStrategy(settings, config.communication)
+
+
+class DDPStrategy(Strategy):
+    """torch's DistributedDataParallel."""
+
+    def __init__(self, config: DDP, communication: Communication | None = None) -> None:
+        self._config = config
+        self._communication = communication or Communication()
+
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """A full copy must fit on a device."""
+        remedy = "use parallel.strategy=fsdp, which shards all three"
+        if layout.dp > 1 and layout.dp < layout.world_size:
+            return [
+                Problem(
+                    "parallel.strategy",
+                    f"ddp cannot copy a model that is itself shared by ranks ({layout})",
+                    "use fsdp",
+                    "ddp",
+                )
+            ]
+        return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
+
+    def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
+        """Everything in full; what is sent, as it is compressed."""
+        whole = cost_now(COST, profile, Use(layout, self._config, profile.micro_batches_per_step))
+        sent = sent_bytes(self._communication, profile.gradient_bytes, layout.dp)
+        return replace(whole, sent_bytes_per_step=sent)
+
+    def apply(self, model: nn.Module, world: World) -> ParallelModel:
+        """Wrap the model; a single rank needs no wrapper."""
+        model.to(world.device)
+        if world.layout.dp == 1:
+            return SingleModel(model, counts=world.speaks_for_samples)
+        wrapped = DistributedDataParallel(
+            model,
+            bucket_cap_mb=self._config.bucket_cap_mb,
+            find_unused_parameters=self._config.find_unused_parameters,
+            gradient_as_bucket_view=self._config.gradient_as_bucket_view,
+            static_graph=self._config.static_graph,
+        )
+        if not self._config.find_unused_parameters:
+            _settle_buckets(wrapped)
+        # after that backward, so that no compressor keeps anything of it
+        installed = install_compression(self._communication, wrapped, world.device)
+        spread = DDPModel(wrapped, world.layout.dp, installed)
+        spread.expects_all = not self._config.find_unused_parameters
+        return spread
+
+
+def _settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Let DDP order its buckets now, the same way at every start.
+
+    DDP reorders them after its first backward, by the order in which gradients arrived. From three
+    ranks on, where a gradient lies in a bucket decides in which order it is added up, so that the
+    first step after a resume would differ in its last bits from the same step of a run that was
+    never interrupted. A backward of zeros, in the parameters' own order, comes first instead.
+    """
+    parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
+    zero = sum((p * 0).sum() for p in parameters)
+    wrapped.reducer.prepare_for_forward()
+    wrapped.reducer.prepare_for_backward([])
+    if isinstance(zero, torch.Tensor):
+        zero.backward()
+    for parameter in parameters:
+        parameter.grad = None
+
+
+class DDPModel(SingleModel):
+    """A DDP-wrapped model; each rank holds the averaged gradients in full."""
+
+    needs_every_turn = True
+
+    def __init__(
+        self, wrapped: DistributedDataParallel, num_ranks: int, installed: Installed
+    ) -> None:
+        super().__init__(wrapped.module)
+        self.communication = installed
+        self.module = wrapped
+        self.loss_multiplier = float(num_ranks)  # DDP divides by the number of ranks
+        self._wrapped = wrapped
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Only the last micro-batch synchronises."""
+        return NOTHING if is_last else self._wrapped.no_sync()
+
+    def finish_gradients(self) -> None:
+        """DDP leaves the rest of a bucket alone when one of its gradients never comes.
+
+        It says so only in the next step, by number; by then weights have moved by gradients that
+        were not averaged.
+        """
+        if self.expects_all:
+            self.expects_all = False
+            _check_all_came(self._wrapped.module)
+
+    def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
+        """What a compressor has kept back."""
+        compressor = self.communication.compressor
+        return {} if compressor is None else {"communication": compressor}
+
+    def watch_waits(self, waiting: Waiting) -> None:
+        """What was sent before the last gradient ran beside backward; the rest was waited for."""
+        waiting.watch_gradients(self.inner.parameters())
+
+    def choices(self) -> list[Choice]:
+        """What `compression: auto` has settled before the run; a trial settles it later."""
+        why = self.communication.why_none
+        return [_settled("none", why)] if why else []
+
+    def notes(self) -> list[str]:
+        """That a compressor is on trial."""
+        return [self.communication.note] if self.communication.note else []
+
+    def when_settled(self, tell: Callable[[Choice], None]) -> None:
+        """How the trial of `compression: auto` ends, or has ended in an earlier attempt."""
+        trial = self.communication.compressor
+        if not isinstance(trial, Trial):
+            return
+        trial.when_settled = lambda name, why: tell(_settled(name, why))
+        if trial.choice:
+            tell(_settled(trial.choice, "as in this run's earlier attempt"))
+
+
+def _settled(name: str, why: str) -> Choice:
+    said = f"communication: {'plain gradients' if name == 'none' else name}; {why}"
+    return Choice("communication.compression", name, why, said)
+
+
+def _check_all_came(model: nn.Module) -> None:
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(
+            [
+                Problem(
+                    "parallel.ddp.find_unused_parameters",
+                    f"the loss does not depend on {missing[0]}{more}",
+                    "set it to true, or freeze what is not trained (requires_grad_(False))",
+                    has_value=False,
+                )
+            ]
+        )

@@ -1,0 +1,199 @@
+"""fsdp: weights, gradients and optimizer state in shards (FSDP2 `fully_shard`).
+
+With `dp_replicate` copies of `dp_shard` shards this is HSDP: weights are gathered inside a copy,
+gradients reduced inside it and then averaged over the copies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import Problem
+from drivetrain.parallel.blocks import blocks_named, repeated_blocks
+from drivetrain.parallel.dtypes import COMPUTE_DTYPES
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.model import NOTHING, ParallelModel
+from drivetrain.parallel.norm import total_norm
+from drivetrain.parallel.parts import local_parts
+from drivetrain.parallel.waiting import Waiting
+from drivetrain.parallel.world import World
+from drivetrain.strategies.cost import Use
+from drivetrain.strategies.fsdp import FSDP
+from drivetrain.strategies.fsdp.cost import COST
+from drivetrain.strategies.fsdp.waits import watch
+from drivetrain.strategies.single import SingleModel
+from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
+
+
+def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
+    """With the run's precision and offload."""
+    return FSDPStrategy(
+        config.parallel.details(FSDP),
+        COMPUTE_DTYPES[config.precision.dtype],
+        offload=config.memory.offload == "cpu",
+    )
+
+
+class FSDPStrategy(Strategy):
+    """torch's FSDP2."""
+
+    def __init__(
+        self, config: FSDP, compute_dtype: torch.dtype | None = None, *, offload: bool = False
+    ) -> None:
+        self._config = config
+        self._compute_dtype = compute_dtype
+        self._offload = offload
+
+    def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
+        """There must be something to shard over, and the shards must fit."""
+        if layout.dp_shard * layout.cp == 1 and layout.dp > 1:
+            return [
+                Problem(
+                    "parallel.dp_shard",
+                    "fsdp has nothing to shard over",
+                    "give dp_shard at least 2 ranks, or use parallel.strategy=ddp",
+                    layout.dp_shard,
+                )
+            ]
+        return memory_problems(self.cost(profile, layout, cluster), cluster, "use more ranks")
+
+    def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
+        """A shard of everything, against gathering the weights for each micro-batch."""
+        use = Use(
+            layout,
+            self._config,
+            profile.micro_batches_per_step,
+            "fp32" if self._compute_dtype is None else "half",
+            "cpu" if self._offload else "none",
+        )
+        return cost_now(COST, profile, use)
+
+    def notes(self, model: nn.Module, world: World) -> list[str]:
+        """Whether there is more than one piece to shard."""
+        if world.layout.dp > 1 and not repeated_blocks(model):
+            return ["fsdp: no repeated blocks found, so the model is sharded as one piece"]
+        return []
+
+    def apply(self, model: nn.Module, world: World) -> ParallelModel:
+        """Shard the blocks, then what is left at the root."""
+        mesh = world.data_mesh
+        if mesh is None:
+            return SingleModel(model.to(world.device), counts=world.speaks_for_samples)
+        if not world.is_main:  # torch's advice on models that return views: once, not per rank
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        named = self._config.shard_modules
+        blocks = (
+            blocks_named(model, named, "parallel.fsdp.shard_modules")
+            if named
+            else repeated_blocks(model)
+        )
+        policy = MixedPrecisionPolicy(
+            param_dtype=self._compute_dtype,
+            reduce_dtype=torch.float32 if self._compute_dtype else None,
+        )
+        reshard = self._config.reshard_after_forward
+        can_pin = not world.accelerator.is_cpu
+        for module in (*blocks, model):
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=policy,
+                offload_policy=CPUOffloadPolicy(pin_memory=can_pin)
+                if self._offload
+                else OffloadPolicy(),
+                reshard_after_forward=None if reshard == "auto" else reshard,
+            )
+        return FSDPModel(
+            model,
+            mesh.size(),
+            counts=world.speaks_for_samples,
+            reduces_every_micro_batch=self._config.reduce_every_micro_batch,
+        )
+
+
+class FSDPModel(ParallelModel):
+    """A model whose weights are DTensors."""
+
+    forwards_in_lockstep = True
+    needs_every_turn = True
+    syncs_stages = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_ranks: int,
+        *,
+        counts: bool = True,
+        reduces_every_micro_batch: bool = False,
+    ) -> None:
+        if not isinstance(model, FSDPModule):
+            raise TypeError("fully_shard() did not take hold of the model")
+        self.module: nn.Module = model
+        self.inner: nn.Module = model
+        self.evaluated: Any = model
+        self.counts = counts
+        self.loss_multiplier = float(num_ranks)  # FSDP2 divides by the number of ranks
+        self.reduces_every_micro_batch = reduces_every_micro_batch
+        self._root: FSDPModule = model
+        self._is_last = True
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Gradients stay unsharded until the last micro-batch, or are reduced in each."""
+        if is_last is not self._is_last:
+            self._is_last = is_last
+            sync_gradients(self._root, is_last=is_last, every=self.reduces_every_micro_batch)
+        return NOTHING
+
+    def finish_gradients(self) -> None:
+        """FSDP2 finishes them at the end of backward."""
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Over all shards."""
+        return total_norm(gradients)
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """This rank's shards."""
+        return local_parts(gradients)
+
+    def full_state(self) -> dict[str, Any]:
+        """Gathered to rank 0's CPU."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(self.inner, options=options)
+
+    def watch_waits(self, waiting: Waiting) -> None:
+        """Gathers and reductions."""
+        watch(self.inner, waiting)
+
+    def sync_stage(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
+        """Of those that are sharded."""
+        every = self.reduces_every_micro_batch
+        for module in modules:
+            if isinstance(module, FSDPModule):
+                sync_gradients(module, is_last=is_last, every=every, recurse=False)
+
+
+def sync_gradients(module: FSDPModule, *, is_last: bool, every: bool, recurse: bool = True) -> None:
+    """Let the next backward reduce gradients, or keep them.
+
+    `every`: to shards in each micro-batch; copies of the shards (HSDP) are added up in the last.
+    """
+    module.set_requires_gradient_sync(is_last or every, recurse=recurse)
+    if every:
+        module.set_requires_all_reduce(is_last, recurse=recurse)

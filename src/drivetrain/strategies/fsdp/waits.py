@@ -1,0 +1,103 @@
+"""When a rank waits for FSDP2: for weights to be gathered, for gradients to be reduced.
+
+On the CPU both block, and are timed; on an accelerator they run on streams of their own, and what
+is timed are the stretches in which the steps' stream waits for those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from drivetrain.parallel.waiting import Waiting
+
+# renamed in torch 2.13, which warns about the old names
+_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_WAITS = ("wait_for_unshard", "finalize_backward")
+"""Where FSDP2 lets the steps' stream wait for its other streams."""
+
+
+def watch(model: nn.Module, waiting: Waiting) -> None:
+    """Tell `waiting` of each."""
+    if waiting.is_on_host:
+        _time_collectives(model, waiting)
+    else:
+        _time_waits(model, waiting)
+
+
+def _time_waits(model: nn.Module, waiting: Waiting) -> None:
+    """FSDP2 has no public place for it; where a name is gone, nothing is measured."""
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        groups = getattr(state, "_fsdp_param_groups", None) or [
+            getattr(state, "_fsdp_param_group", None)
+        ]
+        for group in filter(None, groups):
+            for name in _WAITS:
+                if hasattr(group, name):
+                    setattr(group, name, _timed(getattr(group, name), waiting))
+
+
+def _timed(wait: Callable[..., Any], waiting: Waiting) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with waiting.around():
+            return wait(*args, **kwargs)
+
+    return timed
+
+
+def _time_collectives(model: nn.Module, waiting: Waiting) -> None:
+    """FSDP2 lets its collectives be replaced: by the same ones, with a clock beside them."""
+    gather, reduce = cast("Any", TimedGather(waiting)), cast("Any", TimedReduceScatter(waiting))
+    for module in model.modules():
+        if hasattr(module, "set_custom_all_gather"):
+            cast("Any", module).set_custom_all_gather(gather)
+            cast("Any", module).set_custom_reduce_scatter(reduce)
+
+
+class _Timed:
+    """torch's interface for a collective of one's own (`Comm`)."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class TimedGather(_Timed):
+    """Weights, from all their shards."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        """As torch's own."""
+        with self._waiting.around():
+            return _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class TimedReduceScatter(_Timed):
+    """Gradients, to their shards."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """As torch's own."""
+        with self._waiting.around():
+            return _REDUCE(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

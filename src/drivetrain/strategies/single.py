@@ -1,0 +1,42 @@
+"""The model as it is, on one rank: nothing is sent. The yardstick for every strategy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.parallel.model import NOTHING, ParallelModel
+from drivetrain.parallel.norm import total_norm
+from drivetrain.parallel.parts import local_parts, on_host, whole
+
+
+class SingleModel(ParallelModel):
+    """One rank, the user's own module."""
+
+    def __init__(self, model: nn.Module, *, counts: bool = True) -> None:
+        self.module = model
+        self.inner = model
+        self.evaluated: Any = model
+        self.counts = counts
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Gradients add up by themselves."""
+        return NOTHING
+
+    def finish_gradients(self) -> None:
+        """They are complete."""
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Of the gradients at hand; layers that ranks share are counted whole."""
+        return total_norm(gradients)
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """All of them, or this rank's part of a shared layer's."""
+        return local_parts(gradients)
+
+    def full_state(self) -> dict[str, Any]:
+        """The module's own, with layers that ranks share put together; on the CPU."""
+        return {name: on_host(whole(value)) for name, value in self.inner.state_dict().items()}
