@@ -1,4 +1,4 @@
-"""A laptop without Linux's calls imports, plans, trains in one process and reads runs; the rest is refused."""
+"""Without Linux: import, plan, train in one process and read runs; the rest is refused."""
 
 from __future__ import annotations
 

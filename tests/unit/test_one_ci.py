@@ -1,4 +1,4 @@
-"""CI is defined once: `make ci`. The workflow, .ci/run and CONTRIBUTING.md name the same targets."""
+"""CI is defined once, by `make ci`: workflow, .ci/run and CONTRIBUTING name the same targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def targets() -> set[str]:
 
 def ci_targets() -> set[str]:
     """What `make ci` runs."""
-    found = re.search(r"^ci: ([a-z -]+?) *##.*\n\t\$\(MAKE\) ([a-z -]+)$", _makefile(), re.MULTILINE)
+    found = re.search(
+        r"^ci: ([a-z -]+?) *##.*\n\t\$\(MAKE\) ([a-z -]+)$", _makefile(), re.MULTILINE
+    )
     assert found is not None
     return set(found[1].split()) | set(found[2].split())
 

@@ -9,7 +9,14 @@ import signal
 from typing import Any
 
 _CALLS = {
-    os: ("pidfd_open", "sched_getaffinity", "sched_setaffinity", "pipe2", "eventfd", "memfd_create"),
+    os: (
+        "pidfd_open",
+        "sched_getaffinity",
+        "sched_setaffinity",
+        "pipe2",
+        "eventfd",
+        "memfd_create",
+    ),
     signal: ("sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGRTMAX", "SIGPWR"),
 }
 _LINUX_ONLY = ("/proc", "/sys")
