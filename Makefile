@@ -20,12 +20,12 @@ setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of 
 setup-min:                        ## the least that runs a test: the core and pytest
 	$(MAKE) setup EXTRA=test
 
+# Compiled at the end on all cores, where pip takes one; some packages ship files that are no Python of this version.
 $(VENV)/ready-$(EXTRA): pyproject.toml constraints.txt .ci/install-torch
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	.ci/install-torch "$(TORCH)" $(PIP)
 	$(PIP) --editable ".[$(EXTRA)]"
-	# compiled here on all cores, where pip takes one; some packages ship files that are no Python of this version
 	$(BIN)/python -m compileall -qq -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") || true
 	touch $@
 
