@@ -35,8 +35,9 @@ lock:                             ## write constraints.txt: the newest versions 
 	.ci/lock build/lock/bin/uv > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
-ci: lint types layers             ## all that CI runs; .ci/run makes its environment first
-	$(MAKE) docs build wheel-check check-tests on-device slow drills
+ci:                               ## all that CI runs, what takes one core side by side; .ci/run makes its environment first
+	$(MAKE) --jobs 2 --output-sync=target lint types layers docs build wheel-check accelerator
+	$(MAKE) check-tests on-device slow drills
 
 lint:
 	$(BIN)/ruff check .
@@ -64,7 +65,7 @@ build:                            ## wheel and sdist, into dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-wheel-check:                      ## the wheel in an environment of its own, and the README's quick start with it
+wheel-check: build                ## the wheel in an environment of its own, and the README's quick start with it
 	.ci/wheel-check $(PYTHON) build/wheel-check
 
 accelerator:                      ## the test device (tests/accelerator), built once and kept in build/accelerator
