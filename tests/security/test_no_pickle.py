@@ -46,8 +46,6 @@ ALLOWED = {
     ("parallel/horovod/meeting.py", "objects"): RANKS,
     ("train/evaluate.py", "objects"): RANKS,
     ("checkpoint/checkpointer.py", "objects"): RANKS,
-    ("bench/faults/supervision_worker.py", "objects"): RANKS,
-    ("bench/steps/save_worker.py", "objects"): RANKS,
 }
 
 
