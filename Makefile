@@ -1,20 +1,45 @@
-# One word per task; `make check` is what CI runs.
-VENV   ?= .venv
-PYTHON ?= python3
-BIN    := $(VENV)/bin
-TORCH  ?= torch==2.13.0
+# One word per task. `make ci` is what CI runs, step by step, on any machine.
+VENV    ?= .venv
+PYTHON  ?= python3
+BIN     := $(VENV)/bin
+# What pip is told for torch; empty, the version the project is tested with, in the build that fits the machine.
+TORCH   ?=
+# Which extra of pyproject.toml: dev, or dev-all with mlflow, wandb, deepspeed, transformers and what is measured beside us.
+EXTRA   ?= dev
+# Tests of one file stay in one process, and two files run at a time. WORKERS=0 is one process, for a debugger.
+WORKERS ?= 2
+# Slow tests train on 2 to 4 ranks each, and some judge times: one at a time, unless there are cores for more.
+SLOW_WORKERS ?= 0
+MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator resume-matrix device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
-  faults fuzz ray targets plan-memory plan-published plan-time rehearsals simulations
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
+  gpu-smoke horovod layers ledger lint lock matrix mutants nvme on-device plan-memory plan-published plan-time ray rehearsals \
+  resume-matrix setup setup-min simulations slow targets test types verdicts wheel-check
 
-setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
+setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
-$(BIN)/drivetrain: pyproject.toml
+setup-min:                        ## the least that runs a test: the core and pytest
+	$(MAKE) setup EXTRA=test
+
+# Compiled at the end on all cores, where pip takes one; some packages ship files that are no Python of this version.
+$(VENV)/ready-$(EXTRA): pyproject.toml constraints.txt .ci/install-torch
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(PIP) --upgrade pip
+	.ci/install-torch "$(TORCH)" $(PIP)
+	$(PIP) --editable ".[$(EXTRA)]"
+	$(BIN)/python -m compileall -qq -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") || true
 	touch $@
+
+lock:                             ## write constraints.txt: the newest versions that fit together, for every Python and system
+	test -x build/lock/bin/python || $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade uv
+	.ci/lock build/lock/bin/uv > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+ci:                               ## all that CI runs, what takes one core side by side; .ci/run makes its environment first
+	$(MAKE) --jobs 2 --output-sync=target lint types layers docs build wheel-check accelerator
+	$(MAKE) check-tests on-device slow drills
 
 lint:
 	$(BIN)/ruff check .
@@ -23,14 +48,27 @@ lint:
 types:
 	$(BIN)/mypy
 
-house:
+layers:                           ## imports only point down
 	$(BIN)/lint-imports
 
-check: lint types house           ## everything that can be said without running a rank
-	$(BIN)/pytest -m "not slow"
+check: lint types layers check-tests  ## everything that can be said in ten minutes
+
+check-tests:                      ## every test that takes less than ten seconds
+	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m "alone and not slow" tests/unit tests/launch
+
+check-min:                        ## a first green test: the core, and two ranks that train; needs setup-min only
+	$(BIN)/pytest $(MIN_TESTS)
 
 slow:                             ## the tests that check leaves out: longer trainings on real ranks
-	$(BIN)/pytest -m "slow and not long"
+	$(BIN)/pytest -m "slow and not long" -n $(SLOW_WORKERS) --dist loadfile
+
+build:                            ## wheel and sdist, into dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+wheel-check: build                ## the wheel in an environment of its own, and the README's quick start with it
+	.ci/wheel-check $(PYTHON) build/wheel-check
 
 accelerator:                      ## the test device (tests/accelerator), built once and kept in build/accelerator
 	$(BIN)/python tests/accelerator/build.py build/accelerator

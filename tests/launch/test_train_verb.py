@@ -178,6 +178,7 @@ def test_a_rank_that_never_joins_does_not_hold_the_front_door(tmp_path: Path) ->
     assert time.monotonic() - start_s < 60
 
 
+@pytest.mark.alone
 def test_help_is_quick_and_loads_no_torch() -> None:
     costs = []
     for _ in range(5):

@@ -203,7 +203,9 @@ def _pipe(path: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    "make", [_pipe, Path.mkdir, lambda path: path.symlink_to("/dev/zero")], ids=str
+    "make",
+    [_pipe, Path.mkdir, lambda path: path.symlink_to("/dev/zero")],
+    ids=["pipe", "folder", "device"],
 )
 @pytest.mark.parametrize("name", [NAME, tensor_index.NAME, DATA])
 def test_what_is_no_file_is_damage(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:

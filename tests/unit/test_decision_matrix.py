@@ -6,6 +6,7 @@ docs/planning.md has the table, and why the planner differs where it does.
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from drivetrain.plan.reasons import kind_of
 from drivetrain.plan.search import Question
 
 pytestmark = pytest.mark.slow
+named_models = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="pip install 'drivetrain[plan]'"
+)
 
 
 def plan_for(subject: Subject, cluster: str, batch: int, **asked: Any) -> Plan:
@@ -48,6 +52,7 @@ def test_resnet_50_on_8_devices_is_copied() -> None:
 
 
 @pytest.mark.long
+@named_models
 def test_gpt2_xl_on_4_devices_is_sharded() -> None:
     """The matrix: FSDP with full sharding, too large for a copy on each."""
     plan = plan_for(from_architecture("gpt2-xl"), "a10:4", 32)
@@ -57,6 +62,7 @@ def test_gpt2_xl_on_4_devices_is_sharded() -> None:
 
 
 @pytest.mark.long
+@named_models
 def test_llama_7b_on_8_devices_is_sharded_and_needs_no_offload() -> None:
     """The matrix: ZeRO-3 with offload. The same sharding, but 8 × 40 GB hold it without."""
     plan = plan_for(from_architecture("llama-2-7b"), "a100-40:8", 32)
@@ -94,6 +100,7 @@ def low_rank(subject: Subject) -> Subject:
 
 
 @pytest.mark.long
+@named_models
 def test_low_rank_tuning_is_sharded_for_its_frozen_weights() -> None:
     """The matrix: FSDP with LoRA. 25 GiB of frozen weights do not fit on one device of 24 GB."""
     plan = plan_for(low_rank(from_architecture("llama-2-7b", 2048)), "a10:8", 32)
@@ -104,6 +111,7 @@ def test_low_rank_tuning_is_sharded_for_its_frozen_weights() -> None:
 
 
 @pytest.mark.long
+@named_models
 def test_llama_70b_on_64_devices_is_sharded_before_it_is_divided() -> None:
     """The matrix: 3D parallelism. It fits, but waits for its pipeline; with less memory it wins."""
     plan = plan_for(

@@ -33,6 +33,7 @@ def test_spans_scalars_and_instants_are_one_object_per_line(tmp_path: Path) -> N
     assert instant["fields"] == {"steps": 3}
 
 
+@pytest.mark.alone
 def test_handing_over_an_event_costs_microseconds(tmp_path: Path) -> None:
     with Recorder(tmp_path / "e.jsonl") as recorder:
         costs = []
@@ -59,6 +60,7 @@ class Stuck:
         pass
 
 
+@pytest.mark.alone
 def test_a_stalled_sink_does_not_hold_the_step_or_the_event_file(tmp_path: Path) -> None:
     sink = Stuck()
     recorder = Recorder(tmp_path / "e.jsonl", [sink])

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ from drivetrain.strategies.strategy import Profile
 from drivetrain.train.history import EvaluationResult, StepMetrics
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
+
+with_tensorboard = pytest.mark.skipif(
+    find_spec("tensorboard") is None, reason="pip install 'drivetrain[tensorboard]'"
+)
 
 
 def data(length: int = 50) -> TensorDataset:
@@ -142,6 +147,7 @@ def test_the_run_directory_holds_what_it_should(config: dict[str, Any]) -> None:
     assert torch.equal(weights["weight"], trainer.model.state_dict()["weight"])
 
 
+@with_tensorboard
 def test_tensorboard_is_used_when_it_is_there(config: dict[str, Any]) -> None:
     trainer = Trainer(task(), {**config, "record": {"progress": "none"}})
     history = trainer.fit(data())
@@ -460,6 +466,7 @@ def test_the_front_door_alone_trains_the_given_model(
     assert "evaluated 50 of 50" in capsys.readouterr().out
 
 
+@with_tensorboard
 def test_a_job_that_always_resumes_can_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

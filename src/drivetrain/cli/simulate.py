@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.extras import require
 
 if TYPE_CHECKING:
     from drivetrain.plan.simulation.inputs import Inputs
@@ -39,7 +38,6 @@ _POLICIES = ("restart", "elastic", "live")
 
 def run(words: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> int:
     """Simulate, and say what came of it."""
-    require("numpy", extra="simulate")
     from drivetrain.plan.simulation import outcome, show
     from drivetrain.plan.simulation.plot import plot_what_if
 
@@ -64,7 +62,6 @@ def run(words: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> 
 
 def run_published(folder: str) -> int:
     """The back-tests and the curve by size: tables and a picture in a folder."""
-    require("numpy", extra="simulate")
     from drivetrain.plan.simulation import show
     from drivetrain.plan.simulation.outcome import outcome_of
     from drivetrain.plan.simulation.plot import plot_curve

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.core.errors import ConfigError, Preempted
+from drivetrain.core.linux import require_linux
 from drivetrain.launch import node
 from drivetrain.launch.run_lock import only_launcher
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
@@ -32,6 +33,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 def guard(words: Sequence[str]) -> int:
     """Run a supervisor for these words; its exit code."""
     try:
+        require_linux(
+            "ranks with a supervisor",
+            "train in one process with `python SCRIPT`, or submit it (--on slurm …)",
+        )
         with only_launcher(words):
             return _guard(words)
     except ConfigError as error:

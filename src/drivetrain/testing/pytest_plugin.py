@@ -76,9 +76,9 @@ def leaked_process_group() -> list[str]:
 
 
 def child_pids() -> set[int]:
-    """This process's living children, but for multiprocessing's own helpers."""
+    """This process's living children, but for multiprocessing's own helpers; none without /proc."""
     pids = set()
-    for task in os.listdir("/proc/self/task"):
+    for task in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ():
         try:
             with open(f"/proc/self/task/{task}/children") as file:
                 pids |= {int(pid) for pid in file.read().split()}

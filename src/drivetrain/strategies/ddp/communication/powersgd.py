@@ -10,7 +10,6 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from drivetrain.config.schema import PowerSGD as PowerSGDConfig
-from drivetrain.core.extras import require
 from drivetrain.strategies.ddp.communication.compressor import Mean, take_to
 
 _BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
@@ -22,7 +21,6 @@ class PowerSGD:
     name = "powersgd"
 
     def __init__(self, config: PowerSGDConfig, group: dist.ProcessGroup) -> None:
-        require("numpy", extra="powersgd")  # torch draws the first thin matrices with it
         self._state = PowerSGDState(
             group,
             matrix_approximation_rank=config.rank,
