@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: accelerator resume-matrix device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants horovod nvme clean verdicts \
+.PHONY: accelerator resume-matrix device-matrix gpu-smoke on-device drills-on-device cuda-symbols setup lint types house check slow test docs drills campaign ledger bench matrix mutants mutation horovod nvme clean verdicts \
   faults fuzz ray targets plan-memory plan-published plan-time rehearsals simulations
 
 setup: $(BIN)/drivetrain          ## make the environment: torch first, so that nothing else picks its build
@@ -83,6 +83,16 @@ ledger:                           ## 20 runs of every kind: does the ledger add 
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
+
+# It forks after the imports and changes files, so it has an environment and copies of its own (build/).
+SAMPLE   ?= 1000
+MUTATION := build/mutation-venv/bin/python
+mutation:                         ## mutants of checkpoints, data and supervision: which go unnoticed? SAMPLE=all: every one
+	test -x $(MUTATION) || $(BIN)/python -m venv build/mutation-venv
+	$(MUTATION) -m pip install --quiet mutmut==3.8.0
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > \
+	  `$(MUTATION) -c "import site; print(site.getsitepackages()[0])"`/project.pth
+	$(MUTATION) -m tests.mutation.campaign benchmarks/results/mutation --sample $(SAMPLE)
 
 verdicts:                         ## planted faults and clean runs, and what diagnose says of them (an hour)
 	$(BIN)/python -m tests.verdicts.campaign benchmarks/results/verdicts

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from drivetrain.config import RunConfig, load_config, resolve
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten
+from drivetrain.config.rules import RULES
 from drivetrain.core.errors import ConfigError
 
 GOOD = ["global_batch_size=64", "max_steps=10"]
@@ -135,6 +136,175 @@ def test_all_problems_come_at_once() -> None:
 )
 def test_wrong_input_is_answered_with_what_to_do(words: list[str], expected: str) -> None:
     assert problems(*GOOD, *words) == [expected]
+
+
+FSDP, BITWISE = "parallel.strategy=fsdp", "reproducibility=bitwise"
+ZERO = "parallel.strategy=deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        # the run's name
+        (["name=a/b"], []),
+        (["name=/etc"], ["name"]),
+        (["name=."], ["name"]),
+        (["name=a/../../b"], ["name"]),
+        (["name=" + "x" * 200], []),
+        (["name=" + "x" * 201], ["name"]),
+        (["name=a\x1bb"], ["name"]),
+        # lengths and sizes
+        (["optimization.warmup_steps=10"], []),
+        (["optimization.learning_rate_scaling=sqrt"], ["optimization.learning_rate_scaling"]),
+        (["optimization.learning_rate_scaling=sqrt", "optimization.base_batch_size=8"], []),
+        (["micro_batch_size=0"], ["micro_batch_size"]),
+        (["micro_batch_size=1"], []),
+        (["micro_batch_size=64", BITWISE], []),
+        # copies and shards
+        (["parallel.dp_replicate=0"], ["parallel.dp_replicate"]),
+        (["parallel.dp_replicate=1", "parallel.dp_shard=1"], []),
+        (["parallel.dp_shard=0", FSDP], ["parallel.dp_shard"]),
+        (["parallel.dp_shard=2", FSDP], []),
+        (["parallel.dp_shard=2", ZERO], []),
+        # axes that divide the model
+        (["parallel.tp=2"], []),
+        (["parallel.tp=2", "parallel.strategy=local_sgd"], ["parallel.tp"]),
+        (["parallel.pp=2", "parallel.strategy=local_sgd"], ["parallel.pp"]),
+        (["parallel.cp=2"], ["parallel.cp"]),
+        (["parallel.cp=2", FSDP], []),
+        (["parallel.tp=2", "precision.dtype=fp16"], ["precision.dtype"]),
+        (["precision.dtype=fp16"], []),
+        (["parallel.tp=2", "fault_tolerance=live"], ["fault_tolerance"]),
+        (["fault_tolerance=live"], []),
+        # pipelines
+        (["parallel.pp=2", FSDP], []),
+        *(
+            (["parallel.pp=2", *strategy, f"parallel.pipeline.schedule={schedule}"], wrong)
+            for schedule in ("zero_bubble", "zbv", "dualpipev")
+            for strategy, wrong in (([FSDP], ["parallel.pipeline.schedule"]), ([], []))
+        ),
+        ([FSDP, "parallel.pipeline.schedule=zbv"], []),
+        *(
+            (["parallel.pp=2", FSDP, word], [word.partition("=")[0]])
+            for word in (
+                "parallel.tensor.loss_parallel=true",
+                "parallel.tensor.sequence_parallel=true",
+                "parallel.cp=2",
+                "compile.enabled=true",
+            )
+        ),
+        (["compile.enabled=true", "parallel.tensor.loss_parallel=true"], []),
+        # memory
+        (["memory.offload=cpu"], ["memory.offload"]),
+        (["memory.offload=cpu", FSDP], []),
+        # the same bits
+        ([BITWISE, "micro_batch_size=8", FSDP], ["reproducibility"]),
+        ([BITWISE, "micro_batch_size=8", "parallel.tp=2"], ["parallel.tp"]),
+        (
+            [BITWISE, "micro_batch_size=8", "parallel.tp=2", "parallel.pp=2"],
+            ["parallel.tp", "parallel.pp"],
+        ),
+        (
+            [BITWISE, "micro_batch_size=8", "data.iterable_sharding=own_shard"],
+            ["data.iterable_sharding"],
+        ),
+        (["data.iterable_sharding=own_shard"], []),
+        (
+            [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=max-autotune"],
+            ["compile.mode"],
+        ),
+        ([BITWISE, "micro_batch_size=8", "compile.enabled=true"], []),
+        ([BITWISE, "micro_batch_size=8", "compile.mode=max-autotune"], []),
+        (
+            [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=default"],
+            [],
+        ),
+        # compression
+        (["communication.compression=topk"], []),
+        ([FSDP, "communication.compression=none"], []),
+        (
+            ["communication.compression=topk", BITWISE, "micro_batch_size=8"],
+            ["communication.compression"],
+        ),
+        (["communication.compression=topk", "fault_tolerance=live"], ["communication.compression"]),
+        (
+            ["communication.compression=topk", "precision.dtype=fp16"],
+            ["communication.compression"],
+        ),
+        (["communication.compression=fp16", "precision.dtype=fp16"], []),
+        (
+            [
+                "communication.compression=auto",
+                "communication.allow=[powersgd]",
+                "precision.dtype=fp16",
+            ],
+            ["communication.compression"],
+        ),
+        (
+            [
+                "communication.compression=auto",
+                "communication.allow=[bf16]",
+                "precision.dtype=fp16",
+            ],
+            [],
+        ),
+        (["communication.allow=[topk]", "precision.dtype=fp16"], []),
+        (["parallel.strategy=local_sgd", "precision.dtype=bf16"], []),
+        # DeepSpeed
+        ([ZERO], []),
+        ([ZERO, "parallel.dp_replicate=2"], ["parallel.dp_replicate"]),
+        ([ZERO, "parallel.dp_replicate=1"], []),
+        ([ZERO, "precision.dtype=fp16"], ["precision.dtype"]),
+        (
+            [ZERO, "parallel.deepspeed.offload_optimizer=nvme", "parallel.deepspeed.zero_stage=3"],
+            ["parallel.deepspeed.nvme_path"],
+        ),
+        (
+            [ZERO, "parallel.deepspeed.offload_param=nvme", "parallel.deepspeed.zero_stage=3"],
+            ["parallel.deepspeed.nvme_path"],
+        ),
+        (
+            [
+                ZERO,
+                "parallel.deepspeed.offload_param=nvme",
+                "parallel.deepspeed.nvme_path=/tmp",
+                "parallel.deepspeed.zero_stage=3",
+            ],
+            [],
+        ),
+        *(
+            (
+                [
+                    ZERO,
+                    "parallel.deepspeed.offload_param=cpu",
+                    f"parallel.deepspeed.zero_stage={stage}",
+                ],
+                wrong,
+            )
+            for stage, wrong in (
+                (1, ["parallel.deepspeed.offload_param"]),
+                (2, ["parallel.deepspeed.offload_param"]),
+                (3, []),
+            )
+        ),
+        (["parallel.deepspeed.offload_optimizer=nvme"], []),
+    ],
+    ids=" ".join,
+)
+def test_which_keys_cannot_be_combined(words: list[str], keys: list[str]) -> None:
+    try:
+        load_config(argv=[*GOOD, *words])
+    except ConfigError as error:
+        found = [problem.where for problem in error.problems]
+    else:
+        found = []
+    assert found == keys
+
+
+def test_a_rule_reads_keys_that_exist() -> None:
+    sections = {key.rpartition(".")[0] for key in leaf_keys()}
+    named = {key for rule in RULES for key in rule.reads}
+    assert named <= {*leaf_keys(), *sections}
 
 
 @pytest.mark.parametrize("whole", [3_000_000_001, 2**61 - 1, 10**30])
