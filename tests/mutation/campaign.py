@@ -1,4 +1,4 @@
-"""Mutation testing: python -m tests.mutation.campaign FOLDER [--sample N|all] [--again]
+"""Mutation testing: python -m tests.mutation.campaign FOLDER [--sample N|all] [--again] [--group G]
 
 A sample has a part of every file's mutants, in proportion, chosen by a seed. `--again` keeps what
 was killed and tries the others once more: for when tests were added and nothing else.
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.planted import planted
-from tests.mutation.scope import mutated_files
+from tests.mutation.scope import GROUPS
 from tests.mutation.table import Row, write_tables
 
 _SEED = 20
@@ -39,17 +39,21 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sample", default="1000")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--group", choices=GROUPS, action="append")
     asked = parser.parse_args()
-    copies = [_copy(Path("build/mutation") / f"copy-{number}") for number in range(_WORKERS)]
-    reach = _reach(copies[0])
-    everything = {file: _mutants(file) for file in mutated_files(Path.cwd())}
-    counts = {file: len(mutants) for file, mutants in everything.items()}
-    chosen = [*planted(), *_sample(everything, asked.sample)]
-    known = _known(asked.folder) if asked.again else {}
-    print(f"{len(chosen)} of {sum(counts.values())} mutants", flush=True)
-    log = asked.folder / "raw.jsonl"
     asked.folder.mkdir(parents=True, exist_ok=True)
-    rows = _try_all(chosen, known, copies, reach, log)
+    groups = asked.group or list(GROUPS)
+    files = {name: GROUPS[name].files(Path.cwd()) for name in groups}
+    everything = {file: _mutants(file) for name in groups for file in files[name]}
+    counts = {file: len(mutants) for file, mutants in everything.items()}
+    drawn = _sample(everything, asked.sample)
+    known = _known(asked.folder) if asked.again else {}
+    print(f"{len(drawn)} of {sum(counts.values())} mutants", flush=True)
+    rows = []
+    for name in groups:
+        by_hand = [m for m in planted() if m.file in (*files[name], *GROUPS[name].planted_in)]
+        chosen = [*by_hand, *(mutant for mutant in drawn if mutant.file in files[name])]
+        rows += _try_all(name, chosen, known, asked.folder / f"{name}.jsonl")
     write_tables(asked.folder, rows, counts, _SEED)
     return 0
 
@@ -109,10 +113,10 @@ class Reach:
         return chosen
 
 
-def _reach(copy: Path) -> Reach:
-    output = copy.parent / "reach.json"
-    command = [sys.executable, "-m", "tests.mutation.reach", str(output)]
-    with (copy.parent / "reach.log").open("w") as log:
+def _reach(group: str, copy: Path) -> Reach:
+    output = copy.parent / f"{group}.json"
+    command = [sys.executable, "-m", "tests.mutation.reach", group, str(output)]
+    with (copy.parent / f"{group}.log").open("w") as log:
         subprocess.run(
             command, cwd=copy, env=_environment(copy), stdout=log, stderr=log, check=True
         )
@@ -125,9 +129,9 @@ def _reach(copy: Path) -> Reach:
 class _Worker:
     """A process of tests/mutation/worker.py."""
 
-    def __init__(self, copy: Path) -> None:
+    def __init__(self, group: str, copy: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mutation.worker"],
+            [sys.executable, "-m", "tests.mutation.worker", group],
             cwd=copy,
             env=_environment(copy),
             stdin=subprocess.PIPE,
@@ -150,11 +154,13 @@ class _Worker:
 
 
 def _try_all(
-    mutants: Sequence[Mutant], known: dict[str, Row], copies: Iterable[Path], reach: Reach, log: Path
+    group: str, mutants: Sequence[Mutant], known: dict[str, Row], log: Path
 ) -> list[Row]:
+    copies = [_copy(Path("build/mutation") / f"copy-{number}") for number in range(_WORKERS)]
+    reach = _reach(group, copies[0])
     workers: queue.Queue[_Worker] = queue.Queue()
     for copy in copies:
-        workers.put(_Worker(copy))
+        workers.put(_Worker(group, copy))
     lock = threading.Lock()
     with log.open("w") as file, ThreadPoolExecutor(_WORKERS) as pool:
 
@@ -193,11 +199,8 @@ def _try(mutant: Mutant, worker: _Worker, reach: Reach) -> Row:
 
 
 def _known(folder: Path) -> dict[str, Row]:
-    path = folder / "raw.jsonl"
-    if not path.exists():
-        return {}
-    rows = map(Row.from_json, path.read_text().splitlines())
-    return {row.name: row for row in rows}
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {row.name: row for row in map(Row.from_json, lines)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which test runs which line, and how long each test takes: python -m tests.mutation.reach FILE
+"""Which test runs which line, and how long each test takes: python -m tests.mutation.reach GROUP FILE
 
 Run inside a copy of the project. Only what happens in pytest's own process is seen.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import coverage
 import pytest
 
-from tests.mutation.scope import PLANTED_IN, TESTS, mutated_files
+from tests.mutation.scope import GROUPS, Group
 
 
 class _Reach:
@@ -44,11 +44,11 @@ class _Reach:
         self._coverage.stop()
 
 
-def main(output: Path) -> int:
-    files = [*mutated_files(Path.cwd()), *PLANTED_IN]
+def main(group: Group, output: Path) -> int:
+    files = [*group.files(Path.cwd()), *group.planted_in]
     reach = _Reach(files)
-    options = ["-p", "no:cacheprovider", "-m", "not slow and not long", "--hypothesis-seed=0"]
-    pytest.main([*options, *TESTS], plugins=[reach])
+    options = ["-p", "no:cacheprovider", "-m", "not slow and not long", "--hypothesis-profile=ci"]
+    pytest.main([*options, *group.options, *group.tests], plugins=[reach])
     reach.stop()
     # a test that fails without a mutant says nothing about one
     seconds = {test: s for test, s in reach.seconds.items() if test not in reach.failed}
@@ -58,4 +58,4 @@ def main(output: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(GROUPS[sys.argv[1]], Path(sys.argv[2])))

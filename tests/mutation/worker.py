@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from tests.mutation.scope import TESTS
+from tests.mutation.scope import GROUPS, Group
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: whom a test leaves behind becomes the worker's child
-_OPTIONS = ["-x", "-o", "addopts=", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+_OPTIONS = ["-x", "-o", "addopts=", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
 
 
 class _FirstFailure:
@@ -38,24 +38,27 @@ class _FirstFailure:
             self._path.write_text(report.nodeid)
 
 
-def serve() -> None:
+def serve(group: Group) -> None:
     """Until nobody asks any more."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     log = os.open("worker.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    pytest.main([*_OPTIONS, "--collect-only", "-q", *TESTS])
+    options = [*_OPTIONS, *group.options]
+    pytest.main([*options, "--collect-only", "-q", *group.tests])
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     functions = _functions(Path("src").absolute())
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        out.write(json.dumps(_try(json.loads(line), functions)) + "\n")
+        out.write(json.dumps(_try(json.loads(line), functions, options)) + "\n")
 
 
-def _try(asked: dict[str, Any], functions: dict[str, list[FunctionType]]) -> dict[str, Any]:
+def _try(
+    asked: dict[str, Any], functions: dict[str, list[FunctionType]], options: list[str]
+) -> dict[str, Any]:
     path = Path(asked["file"]).absolute()
     original, stat = path.read_bytes(), path.stat()
     killer = Path("killer")
@@ -65,7 +68,7 @@ def _try(asked: dict[str, Any], functions: dict[str, list[FunctionType]]) -> dic
     try:
         pid = os.fork()
         if pid == 0:
-            _child(asked, path, functions.get(str(path), []), killer)
+            _child(asked, path, functions.get(str(path), []), [*options, *asked["tests"]], killer)
         code = _wait(pid, asked["limit_s"])
     finally:
         _end_children()
@@ -81,14 +84,18 @@ def _try(asked: dict[str, Any], functions: dict[str, list[FunctionType]]) -> dic
 
 
 def _child(
-    asked: dict[str, Any], path: Path, functions: list[FunctionType], killer: Path
+    asked: dict[str, Any],
+    path: Path,
+    functions: list[FunctionType],
+    words: list[str],
+    killer: Path,
 ) -> None:
     code = 99
     try:
         if not _replaced(asked["text"], asked["function"], path, functions):
             for name in [n for n in sys.modules if n.partition(".")[0] in ("drivetrain", "tests")]:
                 del sys.modules[name]
-        code = int(pytest.main([*_OPTIONS, *asked["tests"]], plugins=[_FirstFailure(killer)]))
+        code = int(pytest.main(words, plugins=[_FirstFailure(killer)]))
     finally:
         os._exit(code)
 
@@ -153,4 +160,4 @@ def _end_children() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(GROUPS[sys.argv[1]])
