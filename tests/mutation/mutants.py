@@ -9,9 +9,8 @@ Removing an argument from a call is kept, whatever it says.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import libcst as cst
@@ -20,7 +19,7 @@ from libcst.metadata import (
     PositionProvider,
     WhitespaceInclusivePositionProvider,
 )
-from mutmut.mutation.mutators import mutation_operators, operator_string
+from mutmut.mutation.mutators import mutation_operators, operator_assignment, operator_string
 
 _NEVER = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)
 _NEVER_CALLS = ("len", "isinstance")
@@ -36,19 +35,18 @@ class Mutant:
     lines: tuple[int, int]
     function: str
     """The outermost function whose body it is in; empty for what runs on import."""
+    into: int
+    """Lines from where that begins, or the file."""
     before: str
     after: str
     text: str
     """The whole file, mutated."""
-    again: int = 0
-    """How many of its name came before it."""
 
     @property
     def name(self) -> str:
-        """Stays the same while lines move: a reason given for a survivor is found by it."""
-        again = f" #{self.again + 1}" if self.again else ""
-        where = f"{self.file}::{self.function or '(module)'}"
-        return f"{where}: {self.before} → {self.after}{again}"
+        """Stays the same while the function moves: a survivor's reason is found by it."""
+        where = f"{self.file}::{self.function or '(module)'}+{self.into}"
+        return f"{where}: {self.before} → {self.after}"
 
 
 @dataclass(frozen=True)
@@ -57,45 +55,50 @@ class _Place:
 
     scope: tuple[str, ...] = ()
     function: str = ""
+    begins: int = 1
+    """The line of that function."""
     lines: tuple[int, int] = (0, 0)
     raises: bool = False
 
 
-def mutants_of(file: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in its order."""
-    wrapper = MetadataWrapper(cst.parse_module(source))
-    positions: Mapping[cst.CSTNode, Any] = wrapper.resolve(PositionProvider)
-    spans: Mapping[cst.CSTNode, Any] = wrapper.resolve(WhitespaceInclusivePositionProvider)
-    starts = [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
+class Mutants:
+    """All mutants of a file, in its order; each is written out when it is asked for."""
 
-    def offset(position: Any) -> int:
-        return starts[position.line - 1] + int(position.column)
+    def __init__(self, file: str, source: str) -> None:
+        self._file, self._source = file, source
+        wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+        self._module = wrapper.module
+        self._positions: Mapping[cst.CSTNode, Any] = wrapper.resolve(PositionProvider)
+        self._spans: Mapping[cst.CSTNode, Any] = wrapper.resolve(
+            WhitespaceInclusivePositionProvider
+        )
+        lengths = (len(line) for line in source.splitlines(keepends=True))
+        self._starts = [0, *itertools.accumulate(lengths)]
+        self._found = [
+            (node, mutated, place)
+            for node, place in _walk(wrapper.module, _Place(), self._positions)
+            for mutated in _mutations(node, place)
+        ]
 
-    found: dict[str, Mutant] = {}
-    names: Counter[tuple[str, str, str]] = Counter()
-    for node, place in _walk(wrapper.module, _Place(), positions):
-        for mutated in _mutations(node, place):
-            before, after = map(wrapper.module.code_for_node, (node, mutated))
-            if isinstance(node, cst.BaseCompoundStatement):  # its blocks have to be indented
-                text = wrapper.module.deep_replace(node, mutated).code
-            else:
-                text = source[: offset(spans[node].start)] + after + source[offset(spans[node].end) :]
-            if text == source or text in found:
-                continue
-            where = positions.get(node)
-            key = (place.function, _shown(before), _shown(after))
-            names[key] += 1
-            found[text] = Mutant(
-                file=file,
-                line=where.start.line if where else place.lines[0],
-                lines=place.lines,
-                function=place.function,
-                before=_shown(before),
-                after=_shown(after),
-                text=text,
-                again=names[key] - 1,
-            )
-    return list(found.values())
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, number: int) -> Mutant:
+        node, mutated, place = self._found[number]
+        before, after = map(self._module.code_for_node, (node, mutated))
+        if isinstance(node, cst.BaseCompoundStatement):  # its blocks have to be indented
+            text = self._module.deep_replace(node, mutated).code
+        else:
+            start, end = map(self._offset, (self._spans[node].start, self._spans[node].end))
+            text = self._source[:start] + after + self._source[end:]
+        where = self._positions.get(node)
+        line = where.start.line if where else place.lines[0]
+        before, after = (" ".join(code.split()) for code in (before, after))
+        into = line - place.begins
+        return Mutant(self._file, line, place.lines, place.function, into, before, after, text)
+
+    def _offset(self, position: Any) -> int:
+        return self._starts[position.line - 1] + int(position.column)
 
 
 def _walk(
@@ -104,20 +107,21 @@ def _walk(
     if isinstance(node, _NEVER) or _is_docstring(node) or _is_never_call(node):
         return
     if isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement):
-        at = positions[node]
-        end = at.end.line
-        if isinstance(node, cst.BaseCompoundStatement):
-            end = positions[node.body].start.line if node.body.children else at.start.line
-        place = _Place(place.scope, place.function, (at.start.line, end), place.raises)
+        at, body = positions[node], getattr(node, "body", None)
+        # of what has a body, only the line it begins with is its own
+        end = at.end.line if body is None else positions[body].start.line
+        place = replace(place, lines=(at.start.line, end))
     if isinstance(node, cst.Raise):
-        place = _Place(place.scope, place.function, place.lines, raises=True)
+        place = replace(place, raises=True)
     yield node, place
     for child in node.children:
         inner = place
         if isinstance(node, cst.FunctionDef | cst.ClassDef) and child is node.body:
             scope = (*place.scope, node.name.value)
             is_outermost = isinstance(node, cst.FunctionDef) and not place.function
-            inner = _Place(scope, ".".join(scope) if is_outermost else place.function)
+            inner = _Place(scope, place.function, place.begins)
+            if is_outermost:
+                inner = _Place(scope, ".".join(scope), positions[node].start.line)
         yield from _walk(child, inner, positions)
 
 
@@ -126,6 +130,8 @@ def _mutations(node: cst.CSTNode, place: _Place) -> Iterator[cst.CSTNode]:
         if not isinstance(node, kind):
             continue
         if operator is operator_string and _is_for_people(node, place):
+            continue
+        if operator is operator_assignment and _is_for_people(node.value, place):
             continue
         for mutated in operator(node):
             if not (isinstance(node, cst.Call) and _only_a_text_less(node, mutated, place)):
@@ -142,7 +148,7 @@ def _only_a_text_less(call: cst.Call, mutated: cst.CSTNode, place: _Place) -> bo
     return bool(changed) and all(_is_for_people(value, place) for value in changed)
 
 
-def _is_for_people(node: cst.CSTNode, place: _Place) -> bool:
+def _is_for_people(node: cst.CSTNode | None, place: _Place) -> bool:
     if not isinstance(node, _TEXTS):
         return False
     return place.raises or any(" " in part for part in _parts(node))
@@ -166,7 +172,3 @@ def _is_never_call(node: cst.CSTNode) -> bool:
         and isinstance(node.func, cst.Name)
         and node.func.value in _NEVER_CALLS
     )
-
-
-def _shown(code: str) -> str:
-    return " ".join(code.split())

@@ -51,7 +51,7 @@ _PLANTED = (
         "the manifest is deleted last",
         f"{_CHECKPOINT}/checkpointer.py",
         "Checkpointer._delete",
-        "        self.place.remove(f\"{folder}/{NAME}\")  # first, so that half of it never counts\n"
+        '        self.place.remove(f"{folder}/{NAME}")  # first, so that half of it never counts\n'
         "        self.place.remove(folder)\n",
         "        self.place.remove(folder)\n",
     ),
@@ -121,4 +121,4 @@ def _mutant(name: str, file: str, function: str, before: str, after: str) -> Mut
     lines = (at, at + before.count("\n"))
     shown = f"{PLANTED}{name}"
     text = source.replace(before, after)
-    return Mutant(file, at, lines, function, shown, "", text)
+    return Mutant(file, at, lines, function, 0, shown, "", text)

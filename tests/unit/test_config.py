@@ -381,6 +381,19 @@ def test_flatten_undoes_unflatten(flat: dict[str, int]) -> None:
     assert flatten(unflatten(flat)) == flat
 
 
+def test_the_key_that_was_meant_is_found_by_its_name_or_its_spelling() -> None:
+    assert nearest_key("data.max_steps") == "max_steps", "a right name in a wrong place"
+    assert nearest_key("learning_rate") == "optimization.learning_rate"
+    assert nearest_key("optimization.lerning_rate") == "optimization.learning_rate"
+    assert nearest_key("somewhere.else.warmup_stps") == "optimization.warmup_steps"
+    assert nearest_key("qqqqqq") is None
+
+
+def test_a_section_wins_over_a_value_in_its_place() -> None:
+    assert unflatten({"a": 1, "a.b": 2, "a.c.d": 3}) == {"a": {"b": 2, "c": {"d": 3}}}
+    assert flatten({"a": {"b": 2, "c": {"d": 3}}, "e": []}) == {"a.b": 2, "a.c.d": 3, "e": []}
+
+
 def test_every_key_has_a_description() -> None:
     from drivetrain.config.keys import walk_fields
 
