@@ -100,7 +100,8 @@ class Reach:
         if not mutant.function:
             found = {test for tests in by_line.values() for test in tests}
         quickest = sorted(found & self.seconds.keys(), key=lambda t: (self.seconds[t], t))
-        total_s, chosen = 0.0, []
+        total_s = 0.0
+        chosen: list[str] = []
         for test in quickest:
             total_s += self.seconds[test]
             if total_s > _TESTS_S and chosen:

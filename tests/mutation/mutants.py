@@ -98,7 +98,7 @@ class Mutants:
         return Mutant(self._file, line, place.lines, place.function, into, before, after, text)
 
     def _offset(self, position: Any) -> int:
-        return self._starts[position.line - 1] + int(position.column)
+        return int(self._starts[position.line - 1] + position.column)
 
 
 def _walk(

@@ -1,4 +1,4 @@
-"""Which test runs which line, and how long each test takes: python -m tests.mutation.reach GROUP FILE
+"""Which test runs which line, and how long each takes: python -m tests.mutation.reach GROUP FILE
 
 Run inside a copy of the project. Only what happens in pytest's own process is seen.
 """
