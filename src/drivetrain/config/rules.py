@@ -334,7 +334,18 @@ RULES: Sequence[Rule] = (
         _compression,
     ),
     Rule(("parallel.strategy", "precision.dtype"), _local_sgd),
-    Rule(("parallel.strategy", "parallel.deepspeed", "precision.dtype"), _deepspeed),
+    Rule(
+        (
+            "parallel.strategy",
+            "parallel.dp_replicate",
+            "parallel.deepspeed.zero_stage",
+            "parallel.deepspeed.offload_optimizer",
+            "parallel.deepspeed.offload_param",
+            "parallel.deepspeed.nvme_path",
+            "precision.dtype",
+        ),
+        _deepspeed,
+    ),
 )
 
 
