@@ -54,7 +54,9 @@ def main() -> int:
     rows = []
     for name in groups:
         by_hand = [m for m in planted() if m.file in (*files[name], *GROUPS[name].planted_in)]
-        chosen = [*by_hand, *(mutant for mutant in drawn if mutant.file in files[name])]
+        own = [mutant for mutant in drawn if mutant.file in files[name]]
+        random.Random(_SEED).shuffle(own)  # noqa: S311 - what is cut short is a sample too
+        chosen = [*by_hand, *own]
         rows += _try_all(name, chosen, known, asked.folder / f"{name}.jsonl")
     write_tables(asked.folder, rows, counts, _SEED)
     return 0
