@@ -95,7 +95,7 @@ class Reach:
     lines: dict[str, dict[str, list[str]]]
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The quickest that run the mutated statement; on import, all beside one that comes there."""
+        """The quickest that run the statement; what runs on import has all of a test file."""
         by_line = self.lines[mutant.file]
         wanted = range(mutant.lines[0], mutant.lines[1] + 1)
         found = {test for line in wanted for test in by_line.get(str(line), [])}
