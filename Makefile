@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
-  gpu-smoke horovod layers ledger lint lock matrix mutants nvme on-device plan-memory plan-published plan-time ray rehearsals \
+  gpu-smoke horovod layers ledger lint lock matrix mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
   resume-matrix setup setup-min simulations slow targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -121,6 +121,16 @@ ledger:                           ## 20 runs of every kind: does the ledger add 
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants
+
+# It forks after the imports and changes files, so it has an environment and copies of its own (build/).
+SAMPLE   ?= 1000
+MUTATION := build/mutation-venv/bin/python
+mutation:                         ## mutants of checkpoints, data and supervision: which go unnoticed? SAMPLE=all: every one
+	test -x $(MUTATION) || $(BIN)/python -m venv build/mutation-venv
+	$(MUTATION) -m pip install --quiet mutmut==3.8.0
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > \
+	  `$(MUTATION) -c "import site; print(site.getsitepackages()[0])"`/project.pth
+	$(MUTATION) -m tests.mutation.campaign benchmarks/results/mutation --sample $(SAMPLE)
 
 verdicts:                         ## planted faults and clean runs, and what diagnose says of them (an hour)
 	$(BIN)/python -m tests.verdicts.campaign benchmarks/results/verdicts

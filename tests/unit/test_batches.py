@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from drivetrain.config import load_config
 from drivetrain.core.errors import ConfigError
-from drivetrain.data.batches import BatchPlan, share, solve_micro_batch
+from drivetrain.data.batches import BatchPlan, DataPosition, share, solve_micro_batch
+from drivetrain.data.keys import DATA, INIT, MODEL, fold, turn_seed
 from drivetrain.data.own_ids import OwnIds
 from drivetrain.data.permutation import Order
 
@@ -133,3 +134,108 @@ def test_the_plan_reads_like_a_sentence() -> None:
     assert str(BatchPlan(64, 4, 3, 100)) == (
         "64 samples a step = micro-batch 4 × accumulation 6 × 3 ranks (2 of 18 turns idle)"
     )
+
+
+def test_seeds_and_orders_are_those_of_every_release() -> None:
+    """A run may go on with another release: then each of these numbers decides its samples."""
+    assert (INIT, MODEL, DATA) == (1, 2, 3)
+    assert fold(1, 2, 3) == 3851293329796251419
+    assert fold(42, 0) == 3166309114763032834
+    assert turn_seed(fold(42, MODEL), 7, 3) == 57689661062218768
+    assert turn_seed(fold(42, MODEL), 0, -1) == 970863381186930293
+    assert Order(10, 1, 2).ids(torch.arange(10)).tolist() == [8, 7, 1, 3, 4, 6, 9, 5, 0, 2]
+    some = Order(100_000, 42, 1).ids(torch.arange(0, 100_000, 12_500)).tolist()
+    assert some == [58621, 17709, 17575, 45570, 5736, 3436, 38087, 67265]
+    first = Order(10**9, 42, 0).ids(torch.arange(5)).tolist()
+    assert first == [998488750, 212065205, 569474912, 381271589, 266202149]
+
+
+def test_an_order_that_is_not_shuffled_or_has_one_sample_is_the_positions() -> None:
+    positions = torch.tensor([2, 0, 1])
+    assert Order(3, 1, 0, shuffle=False).ids(positions).tolist() == [2, 0, 1]
+    assert Order(1, 1, 0).ids(torch.tensor([0])).tolist() == [0]
+    assert sorted(Order(2, 3, 0).ids(torch.arange(2)).tolist()) == [0, 1]
+    assert {tuple(Order(2, seed, 0).ids(torch.arange(2)).tolist()) for seed in range(20)} == {
+        (0, 1),
+        (1, 0),
+    }
+
+
+def test_a_run_stands_where_its_steps_have_led_it() -> None:
+    plan = BatchPlan(4, 2, 2, 10)
+    assert [plan.position(step) for step in range(5)] == [
+        DataPosition(0, 0, 0),
+        DataPosition(1, 0, 4),
+        DataPosition(2, 0, 8),
+        DataPosition(3, 1, 0),
+        DataPosition(4, 1, 4),
+    ]
+    assert [plan.end_of(epoch) for epoch in (0, 1, 2)] == [3, 6, 9]
+    assert plan.micro_batches(2, 0)[0].batch_samples == 2, "the epoch's last batch is short"
+
+
+def test_another_batch_size_begins_in_the_middle_of_an_epoch() -> None:
+    plan = BatchPlan(4, 2, 1, 10).going_on_from(DataPosition(5, 1, 7))
+    assert plan.start == DataPosition(5, 1, 7)
+    assert plan.position(5) == DataPosition(5, 1, 7)
+    assert plan.position(6) == DataPosition(6, 2, 0), "three samples are one step"
+    assert (plan.end_of(1), plan.end_of(2)) == (6, 9)
+    own = BatchPlan(4, 2, 1, 10)
+    assert own.going_on_from(DataPosition(4, 1, 4)) is own
+    ended = own.going_on_from(DataPosition(5, 1, 10))
+    assert ended.position(5) == DataPosition(5, 2, 0), "an epoch that is over is not gone on with"
+
+
+def test_a_stream_has_no_steps_known_in_advance() -> None:
+    plan = BatchPlan(4, 2, 1, None)
+    assert plan.steps_per_epoch is None
+    with pytest.raises(ValueError, match="no steps known"):
+        plan.position(1)
+
+
+def test_a_turn_without_samples_reads_the_batchs_first_ones() -> None:
+    idle = BatchPlan(4, 4, 2, 10).micro_batches(0, 1)[0]
+    assert (idle.index, idle.num_samples) == (-1, 0)
+    assert BatchPlan(4, 4, 2, 10).stop_of(idle) == 4
+    short = BatchPlan(4, 4, 2, 10).micro_batches(2, 1)[0]
+    assert (short.start, BatchPlan(4, 4, 2, 10).stop_of(short)) == (8, 10)
+
+
+def test_many_idle_turns_are_answered_with_what_to_change() -> None:
+    assert BatchPlan(4, 4, 4, 100).idle_warning == (
+        "3 of 4 turns a step have no samples: global_batch_size 4 is 1 micro-batches of 4; use at "
+        "most 1 data-parallel ranks, a global_batch_size of 16 (micro_batch_size 4 × 4 ranks) or a "
+        "multiple of it, or micro_batch_size 1 or less"
+    )
+    assert "or less" not in BatchPlan(64, 8, 3, 100).idle_warning, "21 is no smaller micro-batch"
+    assert "or less" not in BatchPlan(4, 4, 8, 100).idle_warning, "nor is nothing"
+    assert BatchPlan(18, 2, 5, 100).idle_warning, "one turn of ten is a lot"
+    assert not BatchPlan(20, 2, 11, 100).idle_warning, "one of eleven is not"
+
+
+def test_one_rank_is_one_rank() -> None:
+    text = "8 samples a step = micro-batch 8 × accumulation 1 × 1 rank"
+    assert str(BatchPlan(8, 8, 1, 8)) == text
+
+
+def test_a_chosen_micro_batch_is_left_alone_and_one_rank_has_one() -> None:
+    words = ["global_batch_size=6", "max_steps=1"]
+    given = load_config(argv=[*words, "micro_batch_size=2"])
+    assert solve_micro_batch(given, 4) is given
+    alone = solve_micro_batch(load_config(argv=words), 1)
+    assert alone.config.micro_batch_size == 6
+    assert "6 samples over 1 rank in one micro-batch" in str(alone.source("micro_batch_size"))
+    with pytest.raises(ConfigError, match="use 8 or 16, or set"):
+        solve_micro_batch(load_config(argv=words), 8)
+
+
+def test_ids_are_looked_up_for_a_stretch_of_steps_and_not_again() -> None:
+    plan = BatchPlan(4, 2, 2, 10)
+    ids = OwnIds(plan, 1, seed=7, shuffle=True)
+    order = Order(10, 7, 1)
+    for step in (3, 4, 5):
+        for micro in plan.micro_batches(step, 1):
+            positions = torch.arange(micro.start, plan.stop_of(micro))
+            assert ids.ids(micro) == order.ids(positions).tolist()
+    in_order = OwnIds(plan, 1, seed=7, shuffle=False)
+    assert in_order.ids(plan.micro_batches(1, 1)[0]) == [6, 7]

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain.checkpoint import catalogue, lineage
-from drivetrain.checkpoint.interval import MOST_BETWEEN_SAVES_S, best_interval
+from drivetrain.checkpoint.interval import MOST_BETWEEN_SAVES_S, Interval, best_interval
 from drivetrain.checkpoint.manifest import (
     NAME,
     DamagedCheckpoint,
@@ -35,7 +35,7 @@ from drivetrain.checkpoint.place import LocalPlace, Place, RemotePlace, place_at
 from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.state import pack, unpack
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import ConfigError, EnvironmentProblem
+from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem
 
 # Manifest
 
@@ -230,6 +230,51 @@ def test_verify_reads_what_the_catalogue_only_measures(tmp_path: Path) -> None:
         catalogue.verify(place, folder)
 
 
+@pytest.mark.parametrize(
+    ("step", "attempt", "belongs"),
+    [(10, 1, True), (11, 1, False), (11, 2, True), (16, 2, False), (99, 3, True)],
+)
+def test_a_checkpoint_belongs_unless_a_later_attempt_went_on_from_before_it(
+    step: int, attempt: int, belongs: bool
+) -> None:
+    claims = [lineage.Claim(1, 0), lineage.Claim(2, 10), lineage.Claim(3, 15)]
+    assert lineage.belongs(step, attempt, claims) is belongs
+
+
+def test_verify_finds_what_is_missing_what_is_strange_and_what_lies_elsewhere(
+    tmp_path: Path,
+) -> None:
+    place = place_at(tmp_path)
+    folder = commit(place, 20, 1)
+    assert catalogue.verify(place, folder).step == 20
+    place.put(f"{folder}/a-stranger.bin", b"x")
+    with pytest.raises(DamagedCheckpoint, match=r"a-stranger\.bin is not in the manifest"):
+        catalogue.verify(place, folder)
+    place.remove(f"{folder}/a-stranger.bin")
+    place.remove(f"{folder}/data-00000.bin")
+    with pytest.raises(DamagedCheckpoint, match=r"data-00000\.bin is missing"):
+        catalogue.verify(place, folder)
+    assert catalogue.read_manifest(place, folder, check_sizes=False).step == 20
+    (tmp_path / folder).rename(tmp_path / folder_name(21, 1))
+    with pytest.raises(DamagedCheckpoint, match=f"belongs to {folder}"):
+        catalogue.read_manifest(place, folder_name(21, 1), check_sizes=False)
+    (tmp_path / folder_name(22, 1) / NAME).mkdir(parents=True)
+    with pytest.raises(DamagedCheckpoint, match="is no file of Drivetrain's"):
+        catalogue.read_manifest(place, folder_name(22, 1))
+
+
+def test_files_larger_than_a_block_are_read_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_BLOCK", 4)
+    place = place_at(tmp_path)
+    for content in (b"", b"abcd", b"abcdefghi"):
+        catalogue.verify(place, commit(place, 20, 1, content))
+    place.put(f"{folder_name(20, 1)}/data-00000.bin", b"abcdefghj")
+    with pytest.raises(DamagedCheckpoint, match="does not match its checksum"):
+        catalogue.verify(place, folder_name(20, 1))
+
+
 # Retention
 
 
@@ -248,6 +293,13 @@ def test_verify_reads_what_the_catalogue_only_measures(tmp_path: Path) -> None:
 def test_what_may_go(rule: dict[str, object], gone: list[int]) -> None:
     scores = {20: 0.5, 30: 0.9, 50: 0.7}
     assert outdated([10, 30, 20, 50, 40], Checkpoint.model_validate(rule), scores) == gone
+
+
+def test_the_best_is_the_best_of_those_that_have_a_number() -> None:
+    rule = Checkpoint(keep_last=1, keep_best="loss")
+    assert outdated([1, 2, 3, 4], rule, {1: math.nan, 2: 0.3, 3: math.inf, 9: 0.1}) == [3, 1]
+    assert outdated([1, 2], rule, None) == [1]
+    assert outdated([1, 2], rule, {1: -math.inf}) == [1]
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 5))
@@ -279,6 +331,18 @@ def test_the_interval_grows_with_cost_and_shrinks_with_failures() -> None:
     assert best_interval(1.0, 1e9, 0, 0.0).steps == 1
 
 
+def test_the_interval_says_how_it_came_about() -> None:
+    assert best_interval(0.5, 0.25, 1, 1800.0, beside_s=3.0) == Interval(
+        360,
+        "√(2 × 500 ms a save × 2.2 h between failures) = 90 s = 360 steps of 250.0 ms "
+        "(1 failures in 1800 s so far)",
+    )
+    assert "failures in 1.0 h so far" in best_interval(0.5, 0.25, 1, 3600.0).why
+    free = best_interval(0.0, 0.01, 0, 0.0)
+    assert free.steps == round(math.sqrt(2 * 1e-3 * 4 * 3600) / 0.01), "no save is free"
+    assert best_interval(1.0, 0.0, 0, 0.0).steps == round(math.sqrt(2 * 4 * 3600) / 1e-6)
+
+
 # Places
 
 
@@ -308,6 +372,24 @@ def test_a_place_keeps_what_it_is_given(place: Place) -> None:
     assert place.read("a/b.bin") == b"new"
     with pytest.raises(FileNotFoundError):
         place.read("a/d.bin")
+
+
+def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    place.put("a/b.bin", b"1")
+    assert place.size("a") is None
+    assert place.names("a/b.bin") == []
+    with pytest.raises(DamagedRun, match="a folder, not a file"):
+        place.read("a")
+
+
+def test_what_is_too_large_is_not_read(place: Place) -> None:
+    place.put("a.bin", b"0123456789")
+    assert place.read("a.bin", most=10) == b"0123456789"
+    assert place.read("a.bin", 3, most=7) == b"3456789"
+    for start, most in ((0, 9), (3, 6)):
+        with pytest.raises(DamagedRun):
+            place.read("a.bin", start, most=most)
 
 
 def test_only_one_can_create(place: Place) -> None:

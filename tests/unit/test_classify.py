@@ -6,7 +6,7 @@ import pytest
 
 from drivetrain.record.session import Phase, Progress
 from drivetrain.supervise.ending.classify import classify
-from drivetrain.supervise.ending.failure import RankFailure, was_aborted
+from drivetrain.supervise.ending.failure import RankFailure, by_cause, verdict, was_aborted
 from drivetrain.supervise.policy import End, Kind
 
 PEER_GONE = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
@@ -60,3 +60,100 @@ def test_an_abort_counts_where_it_is_the_cause() -> None:
     assert was_aborted(failed(-6, 1))
     assert not was_aborted(failed(-9, 1))
     assert not was_aborted([])
+
+
+def test_signals_have_names_and_codes_as_a_shell_reports_them() -> None:
+    known, unknown, own = failed(-15, -99, 3)
+    assert (known.killed_by, known.how) == ("SIGTERM", "was killed by SIGTERM")
+    assert (unknown.killed_by, unknown.process_exit_code) == ("signal 99", 227)
+    assert (own.killed_by, own.how, own.process_exit_code) == (None, "failed with exit code 3", 3)
+    assert RankFailure(0, 1, 0).killed_by is None
+    assert RankFailure(0, 1, 0).process_exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: Connection reset by peer",
+        "RuntimeError: Broken pipe",
+        "RuntimeError: Gloo connectFullMesh failed with",
+        "RuntimeError: socket closed",
+        "torch.distributed.DistNetworkError: x",
+        "torch.distributed.DistStoreError: x",
+        "RuntimeError: recvValueWithTimeout",
+        "RuntimeError: failed to recv, got 0 bytes",
+    ],
+)
+def test_what_a_rank_says_that_only_noticed_a_loss(line: str) -> None:
+    assert failed(1, error=f"Traceback …\n{line}\n")[0].is_collateral
+    assert not failed(1, error=f"{line}\nValueError: mine\n")[0].is_collateral
+
+
+@pytest.mark.parametrize("kind", ["ConnectionResetError", "BrokenPipeError", "ConnectionError"])
+def test_a_connection_of_the_scripts_own_is_its_own_affair(kind: str) -> None:
+    line = f"{kind}: [Errno 104] Connection reset by peer"
+    assert not failed(1, error=f"Traceback …\n{line}")[0].is_collateral
+    assert not failed(1)[0].is_collateral
+
+
+def test_the_cause_comes_before_what_followed_from_it() -> None:
+    ended = RankFailure(0, 10, -15, at_s=1.0)
+    noticed = RankFailure(1, 11, 1, PEER_GONE, at_s=0.5)
+    later, erred = RankFailure(2, 12, 1, "ValueError: x", 3.0), RankFailure(3, 13, 1, "", 2.0)
+    killed = RankFailure(4, 14, -9, at_s=9.0)
+    ordered = by_cause([ended, noticed, later, erred, killed])
+    assert ordered == [killed, erred, later, noticed, ended]
+    before = RankFailure(5, 15, -15, at_s=0.1)
+    assert by_cause([ended, before]) == [before, ended]
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 31, in loss
+    raise error
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_mistake"),
+    [
+        ("ValueError: shapes", True),
+        ("KeyError: 'x'", True),
+        ("ZeroDivisionError: division by zero", True),
+        ("RuntimeError: shapes cannot be multiplied", True),
+        ("RuntimeError: CUDA error: an illegal address", False),
+        ("RuntimeError: DataLoader worker (pid 3) exited", False),
+        ("ValueError: timed out", False),
+        ("OSError: no such file", False),
+        ("MemoryError", False),
+    ],
+)
+def test_a_mistake_of_the_code_has_a_place(line: str, is_mistake: bool) -> None:
+    failure = failed(1, error=TRACEBACK.format(line))[0]
+    assert failure.said == line
+    name = line.partition(":")[0]
+    place = f"{name} at train.py:31 in loss"
+    assert failure.fault == (place if is_mistake else "")
+    assert of([failure]).fault == failure.fault
+
+
+def test_the_verdict_folds_what_followed_and_gives_the_cause_in_full() -> None:
+    cause = RankFailure(2, 12, 1, "Traceback …\nValueError: x\n", 1.0)
+    ended = [RankFailure(rank, 10 + rank, -15, at_s=2.0) for rank in (3, 1)]
+    assert verdict([*ended, cause], "node-7") == (
+        "rank 2 (pid 12, node-7) failed first: exit code 1\n"
+        "(ranks 1, 3 stopped because of it)\n\nTraceback …\nValueError: x"
+    )
+    assert verdict(failed(-11, -15), "h") == (
+        "rank 0 (pid 10, h) failed first: killed by SIGSEGV\n(rank 1 stopped because of it)"
+    )
+    alone = verdict(failed(-9), "h")
+    assert alone.startswith("rank 0 (pid 10, h) failed first: killed by SIGKILL, without a trace")
+    assert "out of memory" in alone
+    assert "stopped because" not in alone
+
+
+def test_a_script_that_does_not_train_is_known_as_one() -> None:
+    end = classify(failed(1), [None], trains=False, has_peers=False)
+    assert (end.kind, end.step, end.trains) == (Kind.START_UP, 0, False)
+    assert of(failed(1), STARTING, Progress(7, Phase.SAVING, 1, 0.0)).kind is Kind.FAILED

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from drivetrain.config import RunConfig, load_config, resolve
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten
+from drivetrain.config.rules import RULES
 from drivetrain.core.errors import ConfigError
 
 GOOD = ["global_batch_size=64", "max_steps=10"]
@@ -137,6 +138,180 @@ def test_wrong_input_is_answered_with_what_to_do(words: list[str], expected: str
     assert problems(*GOOD, *words) == [expected]
 
 
+FSDP, BITWISE = "parallel.strategy=fsdp", "reproducibility=bitwise"
+ZERO = "parallel.strategy=deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        # the run's name
+        (["name=a/b"], []),
+        (["name=/etc"], ["name"]),
+        (["name=."], ["name"]),
+        (["name=a/../../b"], ["name"]),
+        (["name=" + "x" * 200], []),
+        (["name=" + "x" * 201], ["name"]),
+        (["name=a\x1bb"], ["name"]),
+        # lengths and sizes
+        (["optimization.warmup_steps=10"], []),
+        (["optimization.learning_rate_scaling=sqrt"], ["optimization.learning_rate_scaling"]),
+        (["optimization.learning_rate_scaling=sqrt", "optimization.base_batch_size=8"], []),
+        (["micro_batch_size=0"], ["micro_batch_size"]),
+        (["micro_batch_size=1"], []),
+        (["micro_batch_size=64", BITWISE], []),
+        # copies and shards
+        (["parallel.dp_replicate=0"], ["parallel.dp_replicate"]),
+        (["parallel.dp_replicate=1", "parallel.dp_shard=1"], []),
+        (["parallel.dp_shard=0", FSDP], ["parallel.dp_shard"]),
+        (["parallel.dp_shard=2", FSDP], []),
+        (["parallel.dp_shard=2", ZERO], []),
+        # axes that divide the model
+        (["parallel.tp=2"], []),
+        (["parallel.tp=2", "parallel.strategy=local_sgd"], ["parallel.tp"]),
+        (["parallel.pp=2", "parallel.strategy=local_sgd"], ["parallel.pp"]),
+        (["parallel.cp=2"], ["parallel.cp"]),
+        (["parallel.cp=2", FSDP], []),
+        (["parallel.tp=2", "precision.dtype=fp16"], ["precision.dtype"]),
+        (["precision.dtype=fp16"], []),
+        (["parallel.tp=2", "fault_tolerance=live"], ["fault_tolerance"]),
+        (["fault_tolerance=live"], []),
+        # pipelines
+        (["parallel.pp=2", FSDP], []),
+        *(
+            (["parallel.pp=2", *strategy, f"parallel.pipeline.schedule={schedule}"], wrong)
+            for schedule in ("zero_bubble", "zbv", "dualpipev")
+            for strategy, wrong in (([FSDP], ["parallel.pipeline.schedule"]), ([], []))
+        ),
+        ([FSDP, "parallel.pipeline.schedule=zbv"], []),
+        *(
+            (["parallel.pp=2", FSDP, word], [word.partition("=")[0]])
+            for word in (
+                "parallel.tensor.loss_parallel=true",
+                "parallel.tensor.sequence_parallel=true",
+                "parallel.cp=2",
+                "compile.enabled=true",
+            )
+        ),
+        (["compile.enabled=true", "parallel.tensor.loss_parallel=true"], []),
+        # memory
+        (["memory.offload=cpu"], ["memory.offload"]),
+        (["memory.offload=cpu", FSDP], []),
+        # the same bits
+        ([BITWISE, "micro_batch_size=8", FSDP], ["reproducibility"]),
+        ([BITWISE, "micro_batch_size=8", "parallel.tp=2"], ["parallel.tp"]),
+        (
+            [BITWISE, "micro_batch_size=8", "parallel.tp=2", "parallel.pp=2"],
+            ["parallel.tp", "parallel.pp"],
+        ),
+        (
+            [BITWISE, "micro_batch_size=8", "data.iterable_sharding=own_shard"],
+            ["data.iterable_sharding"],
+        ),
+        (["data.iterable_sharding=own_shard"], []),
+        (
+            [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=max-autotune"],
+            ["compile.mode"],
+        ),
+        ([BITWISE, "micro_batch_size=8", "compile.enabled=true"], []),
+        ([BITWISE, "micro_batch_size=8", "compile.mode=max-autotune"], []),
+        (
+            [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=default"],
+            [],
+        ),
+        # compression
+        (["communication.compression=topk"], []),
+        ([FSDP, "communication.compression=none"], []),
+        (
+            ["communication.compression=topk", BITWISE, "micro_batch_size=8"],
+            ["communication.compression"],
+        ),
+        (["communication.compression=topk", "fault_tolerance=live"], ["communication.compression"]),
+        (
+            ["communication.compression=topk", "precision.dtype=fp16"],
+            ["communication.compression"],
+        ),
+        (["communication.compression=fp16", "precision.dtype=fp16"], []),
+        (
+            [
+                "communication.compression=auto",
+                "communication.allow=[powersgd]",
+                "precision.dtype=fp16",
+            ],
+            ["communication.compression"],
+        ),
+        (
+            [
+                "communication.compression=auto",
+                "communication.allow=[bf16]",
+                "precision.dtype=fp16",
+            ],
+            [],
+        ),
+        (["communication.allow=[topk]", "precision.dtype=fp16"], []),
+        (["parallel.strategy=local_sgd", "precision.dtype=bf16"], []),
+        # DeepSpeed
+        ([ZERO], []),
+        ([ZERO, "parallel.dp_replicate=2"], ["parallel.dp_replicate"]),
+        ([ZERO, "parallel.dp_replicate=1"], []),
+        ([ZERO, "precision.dtype=fp16"], ["precision.dtype"]),
+        (
+            [ZERO, "parallel.deepspeed.offload_optimizer=nvme", "parallel.deepspeed.zero_stage=3"],
+            ["parallel.deepspeed.nvme_path"],
+        ),
+        (
+            [ZERO, "parallel.deepspeed.offload_param=nvme", "parallel.deepspeed.zero_stage=3"],
+            ["parallel.deepspeed.nvme_path"],
+        ),
+        (
+            [
+                ZERO,
+                "parallel.deepspeed.offload_param=nvme",
+                "parallel.deepspeed.nvme_path=/tmp",
+                "parallel.deepspeed.zero_stage=3",
+            ],
+            [],
+        ),
+        *(
+            (
+                [
+                    ZERO,
+                    "parallel.deepspeed.offload_param=cpu",
+                    f"parallel.deepspeed.zero_stage={stage}",
+                ],
+                wrong,
+            )
+            for stage, wrong in (
+                (1, ["parallel.deepspeed.offload_param"]),
+                (2, ["parallel.deepspeed.offload_param"]),
+                (3, []),
+            )
+        ),
+        (["parallel.deepspeed.offload_optimizer=nvme"], []),
+    ],
+    ids=" ".join,
+)
+def test_which_keys_cannot_be_combined(words: list[str], keys: list[str]) -> None:
+    try:
+        load_config(argv=[*GOOD, *words])
+    except ConfigError as error:
+        found = [problem.where for problem in error.problems]
+    else:
+        found = []
+    assert found == keys
+
+
+def test_a_rule_reads_keys_that_exist() -> None:
+    assert {key for rule in RULES for key in rule.reads} <= set(leaf_keys())
+
+
+def test_a_rule_is_silent_about_a_key_that_is_wrong_in_itself() -> None:
+    offload = "parallel.deepspeed.offload_optimizer=nvme"
+    (line,) = problems(*GOOD, ZERO, offload, "parallel.deepspeed.nvme_path=[1]")
+    assert line.startswith("parallel.deepspeed.nvme_path = ")
+    assert "needs a folder" not in line, "one was given"
+
+
 @pytest.mark.parametrize("whole", [3_000_000_001, 2**61 - 1, 10**30])
 def test_however_large_a_batch_is_the_answer_comes_at_once(whole: int) -> None:
     began_s = time.perf_counter()
@@ -209,6 +384,19 @@ def test_one_wrong_letter_is_forgiven_with_advice(key: str, data: st.DataObject)
 @given(st.dictionaries(st.sampled_from(leaf_keys()), st.integers()))
 def test_flatten_undoes_unflatten(flat: dict[str, int]) -> None:
     assert flatten(unflatten(flat)) == flat
+
+
+def test_the_key_that_was_meant_is_found_by_its_name_or_its_spelling() -> None:
+    assert nearest_key("data.max_steps") == "max_steps", "a right name in a wrong place"
+    assert nearest_key("learning_rate") == "optimization.learning_rate"
+    assert nearest_key("optimization.lerning_rate") == "optimization.learning_rate"
+    assert nearest_key("somewhere.else.warmup_stps") == "optimization.warmup_steps"
+    assert nearest_key("qqqqqq") is None
+
+
+def test_a_section_wins_over_a_value_in_its_place() -> None:
+    assert unflatten({"a": 1, "a.b": 2, "a.c.d": 3}) == {"a": {"b": 2, "c": {"d": 3}}}
+    assert flatten({"a": {"b": 2, "c": {"d": 3}}, "e": []}) == {"a.b": 2, "a.c.d": 3, "e": []}
 
 
 def test_every_key_has_a_description() -> None:

@@ -27,6 +27,17 @@ def test_a_node_is_idle_from_when_its_last_rank_stopped_computing() -> None:
     assert watch.observe({20: 0.0, 11: 2.9}, 110.0) == 0.0  # a new process has only just begun
 
 
+def test_looks_that_come_too_soon_count_for_nothing() -> None:
+    watch = IdleWatch()
+    watch.observe({10: 1.0}, 100.0)
+    assert watch.observe({10: 1.0}, 102.0) == 2.0
+    assert watch.observe({10: 9.0}, 102.4) == 2.0, "the last answer holds, whatever was computed"
+    assert watch.observe({10: 1.0}, 102.5) == 2.5, "half a second is enough"
+    assert watch.observe({10: 2.0}, 122.5) == 22.5, "a twentieth of the time is nothing yet"
+    assert watch.observe({10: 4.0}, 142.5) == 0.0
+    assert watch.observe({10: 4.0}, 142.6) == 0.0
+
+
 def test_a_node_without_processes_that_can_be_looked_at_is_never_idle() -> None:
     watch = IdleWatch()
     assert watch.observe({}, 100.0) == 0.0
@@ -40,6 +51,10 @@ def test_all_in_a_call_of_torch_distributed_is_a_deadlock_at_once() -> None:
     none = {0: stacks(""), 1: stacks("")}
     meeting = {0: stacks("init_process_group"), 1: stacks("init_process_group")}
     assert is_deadlock(both, 61.0, patience, has_peers=False)
+    assert not is_deadlock(both, 60.0, patience, has_peers=False)
+    assert not is_deadlock({0: None, 1: stacks("send")}, 61.0, patience, has_peers=False)
+    assert is_deadlock({0: None, 1: stacks("send")}, 901.0, patience, has_peers=False)
+    assert not is_deadlock(both, 900.0, patience, has_peers=True)
     assert not is_deadlock(both, 61.0, patience, has_peers=True)  # the other nodes may compute
     assert is_deadlock(both, 901.0, patience, has_peers=True)
     assert not is_deadlock(one, 61.0, patience, has_peers=False)

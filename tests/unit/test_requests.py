@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from drivetrain.supervise.processes.head_start import ASKS, HeadStart
 from drivetrain.supervise.requests import Interrupted, Requests
 
 
@@ -65,3 +66,35 @@ def test_what_would_go_on_waiting_is_interrupted_and_the_request_is_still_there(
     assert requests.take() == "SIGTERM"
     os.kill(os.getpid(), signal.SIGTERM)  # from here on it is only noted
     assert requests.take() == "SIGTERM"
+
+
+def test_what_came_during_a_head_start_counts_too() -> None:
+    head_start = HeadStart.__new__(HeadStart)  # of no ranks
+    head_start.asked = "SIGINT"
+    requests = Requests()
+    with requests.listening(head_start):
+        assert requests.take() == "SIGINT"
+    requests.pending = "SIGTERM"
+    with requests.listening(head_start):
+        assert requests.take() == "SIGTERM", "what came last"
+
+
+def test_afterwards_signals_are_whose_they_were_and_nothing_is_left_open() -> None:
+    before = [signal.getsignal(number) for number in ASKS]
+    num_open = len(os.listdir("/proc/self/fd"))
+    requests = Requests()
+    with requests.listening(None):
+        assert [signal.getsignal(number) for number in ASKS] == [requests._note] * 3
+        for number in ASKS:
+            os.kill(os.getpid(), number)
+            assert requests.take() == number.name
+        living = subprocess.Popen(["sleep", "30"])
+        started_s = time.monotonic()
+        requests.wait([living.pid], 0.05)  # the signals were told once already
+        requests.wait([living.pid], 0.3)
+        assert time.monotonic() - started_s >= 0.3, "each wakes up once"
+        living.kill()
+        living.wait()
+    assert [signal.getsignal(number) for number in ASKS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert len(os.listdir("/proc/self/fd")) == num_open

@@ -9,7 +9,8 @@ import pytest
 
 from drivetrain.record.session import Phase, Progress, ProgressPage, page_path, read_progress
 from drivetrain.supervise.machine import Action, Machine, State
-from drivetrain.supervise.policy import Budgets, End, Kind, decide
+from drivetrain.supervise.policy import Budgets, Decision, End, Kind, decide
+from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Patience, StallWatch
 
 FAILED = End(Kind.FAILED, 7)
@@ -78,6 +79,156 @@ def test_asked_twice_means_now_but_a_scheduler_that_signals_everybody_asks_once(
     assert m.asked("SIGTERM") == []
     clock.now_s = 2
     assert m.asked("SIGTERM") == [Action.KILL, Action.LEAVE]
+
+
+def test_a_second_request_counts_from_one_second_on_and_a_grace_ends_after_its_last() -> None:
+    m, clock = machine()
+    m.met()
+    clock.now_s = 100
+    m.asked("SIGTERM")
+    assert (m.asked_by, m.asked_s, m.deadline_s) == ("SIGTERM", 100, 130)
+    clock.now_s = 100.9
+    assert m.asked("SIGTERM") == []
+    clock.now_s = 130
+    assert m.tick() == [], "the last moment is still theirs"
+    clock.now_s = 101
+    assert m.asked("SIGTERM") == [Action.KILL, Action.LEAVE]
+    assert m.asked("SIGTERM") == [], "it is over"
+    assert m.exit_code == 75
+
+
+def test_asked_while_meeting_it_leaves_at_once_and_is_not_started_after_all() -> None:
+    m, _ = machine()
+    assert m.asked("SIGUSR1") == [Action.LEAVE]
+    assert (m.state, m.exit_code, m.asked_by) == (State.OVER, 75, "SIGUSR1")
+    m.state = State.DRAINING  # the request came in the middle of the meeting
+    assert m.met() == [Action.LEAVE]
+    assert (m.state, m.exit_code) == (State.OVER, 75)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (End(Kind.PREEMPTED, 12, 75), 75),
+        (End(Kind.FINISHED, 12, 0), 0),
+        (End(Kind.FAILED, 12, 143), 75),  # by the signal itself
+        (End(Kind.FAILED, 12, 138), 75),
+        (End(Kind.FAILED, 12, 143, trains=False), 143),  # a script that saves nothing
+        (End(Kind.FAILED, 12, 137), 137),
+        (End(Kind.FAILED, 12, 1), 1),
+    ],
+)
+def test_how_a_run_that_was_asked_to_stop_has_ended(end: End, code: int) -> None:
+    m, _ = machine()
+    m.met()
+    m.asked("SIGTERM")
+    assert m.ended(end) == [Action.KILL, Action.LEAVE]
+    assert (m.state, m.exit_code) == (State.OVER, code)
+    assert m.history == [end]
+
+
+def test_what_is_not_started_again_leaves_with_its_code_and_its_reason() -> None:
+    m, _ = machine()
+    m.met()
+    assert m.ended(End(Kind.FAILED, 7, 2)) == [Action.KILL, Action.LEAVE]
+    assert (m.state, m.exit_code) == (State.OVER, 2)
+    m, _ = machine()
+    m.met()
+    m.ended(End(Kind.STALE, 7, 77))
+    assert (m.exit_code, m.why) == (77, "another attempt has taken over the run")
+
+
+def test_going_back_for_another_node_is_remembered_at_the_last_step() -> None:
+    m, _ = machine()
+    m.met()
+    m.ended(FAILED)
+    m.met()
+    m.ended(End(Kind.FINISHED, 100, 0))
+    m.rejoin()
+    assert m.history == [FAILED, End(Kind.PEER, 7)]
+    fresh, _ = machine()
+    fresh.met()
+    fresh.ended(End(Kind.FINISHED, 100, 0))
+    fresh.rejoin()
+    assert fresh.history == [End(Kind.PEER, 0)]
+    assert fresh.state is State.MEETING
+
+
+def test_time_that_passes_in_a_run_that_trains_means_nothing() -> None:
+    m, clock = machine()
+    m.met()
+    clock.now_s = 1e9
+    assert m.tick() == []
+    assert m.state is State.RUNNING
+
+
+def test_what_is_allowed_unless_somebody_says_otherwise() -> None:
+    assert Budgets() == Budgets(100, 1000, 3, 3, restarts_anything=False)
+    assert Patience() == Patience(60.0, 900.0)
+    assert Machine(Budgets(), Clock()).grace_s == 30.0
+    settings = Settings(("train.py",))
+    assert (settings.is_python, settings.grace_s, settings.spares) == (True, 30.0, None)
+    assert (settings.live, settings.warm_start) == (False, False)
+    assert (settings.budgets, settings.patience) == (Budgets(), Patience())
+    end = End(Kind.FAILED, 7)
+    assert (end.exit_code, end.trains, end.by_signal, end.fault) == (1, True, False, "")
+
+
+def test_how_far_it_had_come() -> None:
+    assert End(Kind.FAILED, 0).where == "before its first step"
+    assert End(Kind.FAILED, 7).where == "after step 7"
+    assert End(Kind.START_UP, 7).where == "after resuming from step 7"
+
+
+def test_each_kind_of_trouble_has_a_budget_of_its_own() -> None:
+    tight = Budgets(failures=2, preemptions=1, start_ups=2, same_step=50)
+    failed, stalled = End(Kind.FAILED, 7), End(Kind.STALLED, 8)
+    preempted = End(Kind.PREEMPTED, 7, 75)
+    assert decide(failed, [stalled], tight).restart
+    spent = decide(failed, [stalled, failed], tight)
+    assert spent == Decision(False, "2 failures were gone on from, which is all the budget allows")
+    assert decide(preempted, [failed] * 9, tight).restart
+    assert "1 preemptions" in decide(preempted, [preempted], tight).why
+    start_up = End(Kind.START_UP, 5)
+    assert decide(start_up, [failed, start_up], tight).restart
+    why = decide(start_up, [failed, start_up, start_up], tight).why
+    assert "2 failures before the first step" in why
+    script = End(Kind.FAILED, 0, trains=False)
+    asked_for = replace(tight, restarts_anything=True)
+    assert decide(script, [script], asked_for).restart
+    assert not decide(script, [script, script], asked_for).restart
+    assert decide(End(Kind.RESIZED, 7), [failed] * 99, tight).restart
+    assert decide(End(Kind.FINISHED, 7, 0), [], tight) == Decision(False)
+
+
+def test_a_crash_loop_is_of_one_kind_at_one_step_without_a_break() -> None:
+    budgets = Budgets(failures=100, same_step=3)
+    failed, stalled = End(Kind.FAILED, 7), End(Kind.STALLED, 7)
+    for passing in (Kind.RESIZED, Kind.PEER, Kind.PREEMPTED):
+        history = [failed, End(passing, 7), stalled]
+        assert not decide(failed, history, budgets).restart, "stalls count with failures"
+    assert decide(failed, [failed], budgets).restart
+    assert decide(failed, [failed, End(Kind.FAILED, 8), failed], budgets).restart
+    assert decide(failed, [failed, End(Kind.START_UP, 7), failed], budgets).restart
+
+
+def test_peers_at_another_step_or_failures_between_them_are_no_loop() -> None:
+    peer, budgets = End(Kind.PEER, 5), Budgets()
+    assert not decide(peer, [peer] * 6, budgets).restart
+    assert decide(peer, [*[End(Kind.PEER, 4)] * 6, peer], budgets).restart
+    assert decide(peer, [*[peer] * 3, FAILED, *[peer] * 3], budgets).restart
+
+
+def test_after_a_stall_there_is_more_patience() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100), leniency=2.0)
+    assert watch.allowed_s(page(9, 0.0, slowest_step_s=0.001), 0.001) == 2.0
+    assert watch.allowed_s(page(9, 0.0, slowest_step_s=3.0), 3.0) == 60.0
+    assert watch.allowed_s(page(9, 0.0, Phase.SAVING), 3.0) == 200.0
+    assert watch.observe([page(9, 0.0, slowest_step_s=3.0)], 60.0) is None, "not yet too long"
+    stall = watch.observe([None, page(9, 0.0, Phase.SAVING)], 201.0)
+    assert stall is not None
+    assert (stall.local_rank, stall.silent_s, stall.allowed_s) == (1, 201.0, 200.0)
+    assert "(saving; 200.0 s are allowed)" in str(stall)
 
 
 def test_preempted_while_starting_it_still_says_resume_me() -> None:

@@ -67,6 +67,12 @@ def _offload(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+_OFFLOAD_KEYS = tuple(
+    f"parallel.deepspeed.{key}"
+    for key in ("zero_stage", "offload_optimizer", "offload_param", "nvme_path")
+)
+
+
 def _stage(number: int) -> NamedLayout:
     settings = {"parallel.strategy": "deepspeed", "parallel.deepspeed.zero_stage": str(number)}
     return NamedLayout(("dp_shard",), settings)
@@ -81,7 +87,7 @@ TRAITS = Traits(
     fills="dp_shard",
     rules=(
         Rule(("parallel.dp_replicate", "precision.dtype"), _run),
-        Rule(("parallel.deepspeed",), _offload),
+        Rule(_OFFLOAD_KEYS, _offload),
     ),
     is_proposed=True,
     packages=("deepspeed",),

@@ -1,0 +1,61 @@
+"""Which test runs which line, and how long each takes: python -m tests.mutation.reach GROUP FILE
+
+Run inside a copy of the project. Only what happens in pytest's own process is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import coverage
+import pytest
+
+from tests.mutation.scope import GROUPS, Group
+
+
+class _Reach:
+    """A pytest plugin: lines by test, seconds by test."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._coverage = coverage.Coverage(data_file=None, include=files, config_file=False)
+        self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
+
+    def pytest_sessionstart(self) -> None:
+        self._coverage.start()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._coverage.switch_context(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def lines(self, file: str) -> dict[int, list[str]]:
+        """By line, the tests that ran it."""
+        contexts = self._coverage.get_data().contexts_by_lineno(str(Path(file).absolute()))
+        return {line: sorted(filter(None, tests)) for line, tests in contexts.items()}
+
+    def stop(self) -> None:
+        self._coverage.stop()
+
+
+def main(group: Group, output: Path) -> int:
+    files = [*group.files(Path.cwd()), *group.planted_in]
+    reach = _Reach(files)
+    options = ["-p", "no:cacheprovider", "-m", "not slow and not long", "--hypothesis-profile=ci"]
+    pytest.main([*options, *group.options, *group.tests], plugins=[reach])
+    reach.stop()
+    # a test that fails without a mutant says nothing about one
+    seconds = {test: s for test, s in reach.seconds.items() if test not in reach.failed}
+    lines = {file: reach.lines(file) for file in files}
+    output.write_text(json.dumps({"seconds": seconds, "failed": reach.failed, "lines": lines}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(GROUPS[sys.argv[1]], Path(sys.argv[2])))
