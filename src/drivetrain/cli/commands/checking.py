@@ -15,35 +15,47 @@ verbs = typer.Typer()
 def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="After --: the words of the `drivetrain train` that is planned."),
+        typer.Argument(help="After --: the arguments of the `drivetrain train` to check."),
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(help="Whose variables to expect: slurm, kubernetes, ray, torchrun."),
+        typer.Option(help="Launcher to expect: slurm, kubernetes, ray, torchrun."),
     ] = None,
-    hosts: Annotated[str | None, typer.Option(help="File with one host per line, by ssh.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option(help="File with one host per line, reached by ssh.")
+    ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="What to expect: a cluster.yaml, or p5.48xlarge:8, h100:64.")
+        str | None,
+        typer.Option(help="Hardware to expect: a cluster.yaml, or p5.48xlarge:8, h100:64."),
     ] = None,
-    run_dir: Annotated[str | None, typer.Option(help="Where the run will write.")] = None,
-    store: Annotated[str | None, typer.Option(help="Its object store, for example s3://…")] = None,
-    port: Annotated[list[int] | None, typer.Option(help="A port it will use; repeatable.")] = None,
+    run_dir: Annotated[str | None, typer.Option(help="Directory the run will write to.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Object store the run will write to, such as s3://bucket.")
+    ] = None,
+    port: Annotated[
+        list[int] | None, typer.Option(help="Port the run will use; repeatable.")
+    ] = None,
     meet: Annotated[
-        str | None, typer.Option(help="A shared folder where all hosts of a job meet, under srun.")
+        str | None,
+        typer.Option(
+            help="Shared folder through which the hosts of a job find each other, under srun."
+        ),
     ] = None,
-    members: Annotated[int | None, typer.Option(help="How many meet; as the job says.")] = None,
+    members: Annotated[
+        int | None, typer.Option(help="Number of hosts; default: from the job.")
+    ] = None,
     ssh: Annotated[
-        str, typer.Option(help="How a host is reached.")
+        str, typer.Option(help="Command that reaches a host.")
     ] = "ssh -o BatchMode=yes -o ConnectTimeout=10",
     target_grace: Annotated[
         float | None, typer.Option(help="Seconds the scheduler waits from SIGTERM to SIGKILL.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is this place fit for a run? Versions, devices, network, clocks, limits, storage, time-outs.
+    """Check hosts before a run: versions, devices, network, clocks, limits, storage, time-outs.
 
-    Without --hosts or --meet only this host is examined. Each finding says what is wrong, how it
-    was seen and what to do. Exit code 1 when something would break a run.
+    Without --hosts or --meet only this host is checked. Each finding states the problem, the
+    evidence and the remedy. Exit code 1 when something would break a run.
 
     \b
       drivetrain doctor --run-dir runs/gpt
@@ -72,7 +84,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
 
 @verbs.command()
 def env() -> None:
-    """Versions, devices, network and settings of this host, to paste; secrets are taken out."""
+    """Print versions, devices, network and settings of this host for a bug report, redacted."""
     from drivetrain.cli.doctor import show_env
 
     raise typer.Exit(show_env())
@@ -81,18 +93,19 @@ def env() -> None:
 @verbs.command()
 def drill(
     script: Annotated[
-        list[str] | None, typer.Argument(help="Your script and its words; none: the built-in one.")
+        list[str] | None,
+        typer.Argument(help="Your script and its arguments; default: a built-in example."),
     ] = None,
     ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
     faults: Annotated[
-        str, typer.Option(help="Kinds of fault, with commas.")
+        str, typer.Option(help="Kinds of fault, comma-separated.")
     ] = "kill,stop,hang,corrupt_shard,kill_supervisor,preempt",
-    at_step: Annotated[int, typer.Option(help="Break the run after this step.")] = 20,
+    at_step: Annotated[int, typer.Option(help="Step after which the fault strikes.")] = 20,
 ) -> None:
-    """Break SCRIPT's run on purpose, and see that it ends as if nothing had happened.
+    """Inject faults into SCRIPT's run and check that it recovers exactly.
 
-    Each fault is a run of its own: it must finish alone, with the weights of the undisturbed run,
-    every sample used once, the newest checkpoint whole and no process left behind.
+    Each fault is a run of its own: it must finish without help, with the weights of the undisturbed
+    run, every sample used once, the newest checkpoint intact and no process left behind.
     """
     from drivetrain.cli.drill import run
 

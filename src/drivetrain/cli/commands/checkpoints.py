@@ -14,7 +14,7 @@ verbs = typer.Typer(help="List, verify, export and compare checkpoints.", no_arg
 
 @verbs.command()
 def ls(address: Address, as_json: AsJson = False) -> None:
-    """What there is, newest first, with size and state."""
+    """List checkpoints, newest first, with size and state."""
     from drivetrain.cli import checkpoint as verbs
 
     with reading(address):
@@ -24,7 +24,7 @@ def ls(address: Address, as_json: AsJson = False) -> None:
 
 @verbs.command()
 def verify(address: Address, as_json: AsJson = False) -> None:
-    """Read every byte. Exit code 1 when a checkpoint is damaged, or none is good."""
+    """Verify every byte. Exit code 1 when a checkpoint is damaged, or none is good."""
     from drivetrain.cli import checkpoint as verbs
 
     with reading(address):
@@ -35,11 +35,13 @@ def verify(address: Address, as_json: AsJson = False) -> None:
 @verbs.command()
 def export(
     address: OneCheckpoint,
-    target: Annotated[str, typer.Argument(help="A new folder (safetensors), or a .pt file.")],
-    step: Annotated[int | None, typer.Option(help="Of this step, not the newest.")] = None,
-    max_shard_gb: Annotated[float, typer.Option(help="Larger ones make several files.")] = 5.0,
+    target: Annotated[str, typer.Argument(help="New folder (safetensors) or .pt file to write.")],
+    step: Annotated[int | None, typer.Option(help="Step to export; default: the newest.")] = None,
+    max_shard_gb: Annotated[
+        float, typer.Option(help="Largest file; more than this is split.")
+    ] = 5.0,
 ) -> None:
-    """The weights for other libraries, under the model's own names."""
+    """Export the weights for other libraries, under the model's own names."""
     from drivetrain.cli import checkpoint as verbs
 
     with reading(address):
@@ -49,7 +51,7 @@ def export(
 
 @verbs.command()
 def diff(here: OneCheckpoint, there: OneCheckpoint, as_json: AsJson = False) -> None:
-    """What differs between two checkpoints. Exit code 1 when anything does."""
+    """Show what differs between two checkpoints. Exit code 1 when anything does."""
     from drivetrain.cli import checkpoint as verbs
 
     with reading(here, there):

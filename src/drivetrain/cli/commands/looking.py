@@ -14,9 +14,9 @@ verbs = typer.Typer()
 
 @verbs.command()
 def status(
-    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+    run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Where RUN stands: step, loss, throughput, goodput, cost, and where every second went."""
+    """Show a run's step, loss, throughput, goodput and cost, and where every second went."""
     from drivetrain.cli import status as verbs
 
     with reading(run):
@@ -26,10 +26,12 @@ def status(
 
 @verbs.command()
 def runs(
-    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where runs lie.")] = "runs",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    folder: Annotated[
+        str, typer.Argument(metavar="[DIR]", help="Directory that holds the runs.")
+    ] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the runs under DIR (default: runs), the one last heard of first."""
+    """List the runs under DIR (default: runs), most recently active first."""
     from drivetrain.cli import status as verbs
 
     with reading(folder):
@@ -40,13 +42,15 @@ def runs(
 @verbs.command()
 def watch(
     run: RunAddress,
-    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 2,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame; for pipes.")] = False,
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.1, help="Seconds between updates.")
+    ] = 2,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
 ) -> None:
-    """See a run as it goes: curves, ranks, where the time goes, last events. q quits.
+    """Watch a run live: curves, ranks, where the time goes, latest events. q quits.
 
-    Works on a run that goes on, that is over, or that lies elsewhere; each look reads only what is
-    new.
+    Works on runs that are training or over, here or on remote storage; each update reads only what
+    is new.
     """
     from drivetrain.cli import view
 
@@ -58,11 +62,11 @@ def watch(
 @verbs.command()
 def report(
     run: RunAddress,
-    output: Annotated[str, typer.Option("--output", "-o", help="The file.")] = "report.html",
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write.")] = "report.html",
 ) -> None:
     """Write one page about a run: verdict, curves, where the time went, ranks, attempts, config.
 
-    The page needs nothing but itself: no network, no script.
+    The page is self-contained: no network, no JavaScript.
     """
     from drivetrain.cli import view
 
@@ -74,12 +78,13 @@ def report(
 @verbs.command()
 def compare(
     run: RunAddress,
-    other: Annotated[str, typer.Argument(metavar="RUN", help="The one beside it.")],
+    other: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare with.")],
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="A page, too: curves over each other.")
+        str | None,
+        typer.Option("--output", "-o", help="Also write an HTML page with overlaid curves."),
     ] = None,
 ) -> None:
-    """Two runs side by side: what was asked differently, and what came of it."""
+    """Compare two runs side by side: settings that differ, and results."""
     from drivetrain.cli import view
 
     with reading(run, other):
@@ -92,10 +97,10 @@ def diagnose(
     run_dir: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or address.")],
     as_json: AsJson = False,
 ) -> None:
-    """What went wrong in RUN, or is slow: rank, host, line and remedy. Exit code 1 on an error.
+    """Find what went wrong in RUN, or is slow: rank, host, line and remedy.
 
-    Reads the run's directory and nothing else: the run may be over, under way, or on another
-    machine whose storage is mounted here.
+    Reads only the run's directory: the run may be over, training, or on another machine. Exit code
+    1 on an error.
     """
     from drivetrain.cli.diagnose import run
 
@@ -115,16 +120,20 @@ def diagnose(
 def profile(
     context: typer.Context,
     ranks: Annotated[str, typer.Option(help="Ranks to profile: 0,1,… or all.")] = "0",
-    steps: Annotated[str, typer.Option(help="FIRST:LAST, counted from 1.")] = "5:10",
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder.")] = "profile",
+    steps: Annotated[
+        str, typer.Option(help="Steps to profile, FIRST:LAST, counted from 1.")
+    ] = "5:10",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Folder for the traces.")
+    ] = "profile",
     py_spy: Annotated[
-        bool, typer.Option("--py-spy", help="A flame graph of the Python code as well.")
+        bool, typer.Option("--py-spy", help="Also record a flame graph of the Python code.")
     ] = False,
     nsys: Annotated[
-        bool, typer.Option("--nsys", help="Only print the command for Nsight Systems.")
+        bool, typer.Option("--nsys", help="Print the Nsight Systems command and exit.")
     ] = False,
 ) -> None:
-    """Run SCRIPT with torch's profiler on chosen ranks and steps, and say where time went.
+    """Run SCRIPT with torch's profiler on chosen ranks and steps, and summarize where time went.
 
     drivetrain profile [OPTIONS] [FLAGS] SCRIPT [ARGS]: flags and arguments are those of
     `drivetrain train`. The traces open in Perfetto and in TensorBoard.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's directory.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Directory of the run.")]
 
 RunAddress = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
@@ -17,11 +17,11 @@ Address = Annotated[
 ]
 
 OneCheckpoint = Annotated[
-    str, typer.Argument(help="One checkpoint; of a run or a folder, the newest good one.")
+    str, typer.Argument(help="A checkpoint; for a run or a folder, its newest good one.")
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Though others could have written its job.json.")
+    bool, typer.Option("--trust", help="Act although other users could have written its job.json.")
 ]

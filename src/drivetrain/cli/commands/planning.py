@@ -20,34 +20,46 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
             "module:function that returns a Subject."
         ),
     ],
-    words: Annotated[list[str] | None, typer.Argument(help="The script's own words.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     cluster: Annotated[
         str, typer.Option(help="A cluster.yaml, or a name and a count: h100:64, p5.48xlarge:8.")
     ] = "cluster.yaml",
-    objective: Annotated[str, typer.Option(help="fastest, cheapest or fewest.")] = "fastest",
+    objective: Annotated[
+        str, typer.Option(help="What to optimize: fastest, cheapest or fewest devices.")
+    ] = "fastest",
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples a step; default: the script's, or 2 per device.")
+        int | None, typer.Option(help="Samples per step; default: the script's, or 2 per device.")
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens a sample; default: the model's longest.")
+        int | None, typer.Option(help="Tokens per sample; default: the model's maximum.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16 or any; default: the script's, or bf16.")
     ] = None,
     strategies: Annotated[
-        str, typer.Option(help="What may be used, with commas.", show_default="those it knows well")
+        str,
+        typer.Option(
+            help="Strategies to consider, comma-separated.",
+            show_default="all with a tested cost model",
+        ),
     ] = "",
-    steps: Annotated[int | None, typer.Option(help="Length of the run.")] = None,
-    deadline_h: Annotated[float | None, typer.Option("--deadline", help="In hours.")] = None,
-    budget: Annotated[float | None, typer.Option(help="In the cluster's money.")] = None,
-    top: Annotated[int, typer.Option(help="Plans to show.")] = 8,
+    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
+    deadline_h: Annotated[
+        float | None, typer.Option("--deadline", help="Hours the run may take.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Maximum cost, in the cluster's currency.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Number of plans to show.")] = 8,
     as_json: AsJson = False,
-    picture: Annotated[str | None, typer.Option("--plot", help="A PNG of the best plans.")] = None,
+    picture: Annotated[
+        str | None, typer.Option("--plot", help="Write a PNG plot of the best plans.")
+    ] = None,
     output: Annotated[str | None, typer.Option(help="Where to write plan.json.")] = None,
 ) -> None:
-    """Say what fits, how fast and for how much, before a device is rented.
+    """Predict what fits, how fast it trains and what it costs, before you rent a device.
 
-    The model is traced on fake tensors and never made. Exit code 1 when nothing fits.
+    The model is traced on fake tensors and never allocated. Exit code 1 when nothing fits.
     """
     from drivetrain.cli.plan import Asked, run
 
@@ -71,13 +83,15 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
 @verbs.command()
 def probe(
     ranks: Annotated[int, typer.Option("--nproc-per-node", help="Ranks on this node.")] = 1,
-    nodes: Annotated[int, typer.Option("--nnodes", help="Nodes; run it on each.")] = 1,
-    output: Annotated[str, typer.Option(help="The file to write.")] = "cluster.yaml",
+    nodes: Annotated[
+        int, typer.Option("--nnodes", help="Number of nodes; run the command on each.")
+    ] = 1,
+    output: Annotated[str, typer.Option(help="File to write.")] = "cluster.yaml",
 ) -> None:
-    """Measure this machine as `plan` needs to know it, and write cluster.yaml.
+    """Measure this machine for `plan` and write cluster.yaml.
 
-    Products by precision and size, memory, collectives by size, storage; half a minute. On several
-    ranks at once, as they will train.
+    Matrix products by precision and size, memory, collectives by size, storage; takes half a
+    minute. With several ranks, all measure at once, as they will train.
     """
     from drivetrain.cli.plan import probe as run
 
@@ -89,23 +103,24 @@ def probe(
     options_metavar="[FLAGS]",
 )
 def rehearse(
-    script: Annotated[list[str], typer.Argument(help="Your script and its words.")],
-    world_size: Annotated[int, typer.Option(help="Ranks of the run to rehearse.")],
+    script: Annotated[list[str], typer.Argument(help="Your script and its arguments.")],
+    world_size: Annotated[int, typer.Option(help="World size to rehearse.")],
     ranks: Annotated[
-        str, typer.Option(help="Which are rehearsed: sample, all-kinds, or how many.")
+        str, typer.Option(help="Ranks to rehearse: sample, all-kinds, or a number.")
     ] = "sample",
     device_memory: Annotated[
-        str | None, typer.Option(help="Of one device, such as 80G: what does not fit is found.")
+        str | None,
+        typer.Option(help="Memory of one device, such as 80G; ranks that need more are reported."),
     ] = None,
-    devices_per_node: Annotated[int, typer.Option(help="Ranks that share a node.")] = 8,
+    devices_per_node: Annotated[int, typer.Option(help="Ranks per node.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Run SCRIPT at any world size on this machine: two steps, with tensors that are not there.
+    """Run two steps of SCRIPT at any world size on this machine, with fake tensors.
 
     The real script, the real sharding and the real collective calls, as the first rank, every
-    pipeline stage and the edges of each axis. Shapes that do not divide, missing gradients, memory
-    that is not there and ranks that do not do the same are found, with the line. Exit code 1 when
-    anything is.
+    pipeline stage and the edges of each axis. Reports, with the line: shapes that do not divide,
+    missing gradients, too little memory, ranks whose collectives differ. Exit code 1 when anything
+    is found.
 
     \b
       drivetrain rehearse train.py --world-size 4096 parallel.strategy=fsdp parallel.tp=8
@@ -120,42 +135,50 @@ def rehearse(
 
 @verbs.command()
 def simulate(  # noqa: PLR0913, PLR0917 - a command's flags are its arguments
-    nodes: Annotated[int, typer.Option(help="Nodes that train.")] = 0,
-    mtbf: Annotated[str, typer.Option(help="Between two failures of one node: 240d, 5700h.")] = "",
-    days: Annotated[float, typer.Option(help="Length of the run.")] = 30.0,
+    nodes: Annotated[int, typer.Option(help="Number of nodes that train.")] = 0,
+    mtbf: Annotated[
+        str, typer.Option(help="Mean time between failures of one node: 240d, 5700h.")
+    ] = "",
+    days: Annotated[float, typer.Option(help="Days of the run.")] = 30.0,
     policy: Annotated[
-        str, typer.Option(help="restart everything, go on elastic, or with live replicas.")
+        str, typer.Option(help="After a failure: restart, elastic or live.")
     ] = "restart",
-    step_time: Annotated[str, typer.Option(help="One step.")] = "10s",
-    checkpoint_interval: Annotated[str, typer.Option(help="A time, or auto.")] = "auto",
-    save_cost: Annotated[str, typer.Option(help="For which a save holds up the run.")] = "30s",
-    detect: Annotated[str, typer.Option(help="Until a failure is noticed.")] = "60s",
-    restart: Annotated[str, typer.Option(help="From then to the next step.")] = "5m",
-    hardware: Annotated[float, typer.Option(help="Part of failures that cost a node.")] = 0.8,
-    repair: Annotated[str, typer.Option(help="Until a node is back.")] = "1d",
-    spares: Annotated[int, typer.Option(help="Nodes kept ready.")] = 0,
-    replicas: Annotated[int, typer.Option(help="Copies of the model (live).")] = 1,
-    stall: Annotated[str, typer.Option(help="Of the other replicas (live).")] = "30s",
+    step_time: Annotated[str, typer.Option(help="Duration of a step.")] = "10s",
+    checkpoint_interval: Annotated[
+        str, typer.Option(help="Time between checkpoints, or auto.")
+    ] = "auto",
+    save_cost: Annotated[str, typer.Option(help="Time a checkpoint blocks training.")] = "30s",
+    detect: Annotated[str, typer.Option(help="Time to detect a failure.")] = "60s",
+    restart: Annotated[str, typer.Option(help="Time from detection to the next step.")] = "5m",
+    hardware: Annotated[
+        float, typer.Option(help="Fraction of failures that take a node out of service.")
+    ] = 0.8,
+    repair: Annotated[str, typer.Option(help="Time until a failed node is back.")] = "1d",
+    spares: Annotated[int, typer.Option(help="Number of spare nodes.")] = 0,
+    replicas: Annotated[int, typer.Option(help="Number of model replicas (live).")] = 1,
+    stall: Annotated[
+        str, typer.Option(help="Time the other replicas pause after a failure (live).")
+    ] = "30s",
     correlated: Annotated[
-        str, typer.Option(help="Several nodes at once: times a day x nodes, such as 0.1x16.")
+        str, typer.Option(help="Correlated failures: times per day x nodes, such as 0.1x16.")
     ] = "",
     stragglers: Annotated[
-        str, typer.Option(help="Slow nodes: mtbf x slowdown x until found: 1000d x 1.3 x 2h.")
+        str, typer.Option(help="Stragglers: mtbf x slowdown x time to detect: 1000d x 1.3 x 2h.")
     ] = "",
-    price: Annotated[float | None, typer.Option(help="Of a device for an hour.")] = None,
-    devices_per_node: Annotated[int, typer.Option(help="Devices of a node.")] = 8,
-    replications: Annotated[int, typer.Option(help="Runs to simulate.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the random streams.")] = 0,
+    price: Annotated[float | None, typer.Option(help="Price of one device per hour.")] = None,
+    devices_per_node: Annotated[int, typer.Option(help="Devices per node.")] = 8,
+    replications: Annotated[int, typer.Option(help="Number of simulated runs.")] = 200,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     what_if: Annotated[
-        str, typer.Option(help="Change one input: spares=0,8,32 or restart=1m,5m,15m.")
+        str, typer.Option(help="Vary one input: spares=0,8,32 or restart=1m,5m,15m.")
     ] = "",
-    plot: Annotated[str, typer.Option(help="Write a picture here (png).")] = "",
+    plot: Annotated[str, typer.Option(help="Write a PNG plot.")] = "",
     published: Annotated[
-        str, typer.Option(help="Instead: the back-tests and the curve by size, into this folder.")
+        str, typer.Option(help="Instead: write the back-tests and goodput by size to this folder.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """How much of a long run is useful, with failures, restarts, saves and stragglers.
+    """Simulate goodput and cost of a long run with failures, restarts, checkpoints and stragglers.
 
     Times are written 30s, 10m, 2.5h, 54d. All inputs are shown with the result.
 

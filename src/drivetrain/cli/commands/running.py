@@ -31,26 +31,26 @@ def train(context: typer.Context) -> None:
       --nproc-per-node N   processes on this node (--num-gpus and --gpus-per-node mean the same);
                            default: one per GPU, or one
       --nnodes N           number of nodes (--num-nodes means the same)
-      --rdzv-endpoint H:P  where several nodes meet
+      --rdzv-endpoint H:P  where several nodes rendezvous
       --plan auto|FILE     plan first and run the best plan; --cluster says what for
-      --run-dir DIR        the run's directory; the same command again goes on from its last
-                           checkpoint, and several nodes that share it meet in it
-      --accept-change KEY  go on although KEY (seed, data.shuffle, …) is not what it was when the
+      --run-dir DIR        the run's directory; the same command resumes from its newest
+                           checkpoint, and nodes that share it rendezvous in it
+      --accept-change KEY  resume although KEY (seed, data.shuffle, …) has changed since the
                            checkpoint was saved; otherwise that is refused
-      --max-restarts N     how often to start again after a failure in training (100)
+      --max-restarts N     restarts after failures in training (100)
       --nnodes MIN:MAX     elastic: nodes may join and leave; the global batch stays
-      --live               ddp replicas that go on without a restart (needs --run-dir)
+      --live               ddp replicas that survive failures without a restart (needs --run-dir)
       -m                   SCRIPT is a module
       --script SCRIPT      the script by name; --backend sets parallel.strategy, or --on ray
 
-    Less often: --spares N (warm processes kept ready; one per rank), --warm-start (import once,
-    fork the ranks), --grace-period S (to save in after SIGTERM; 30), --stall-timeout S (without a
-    step, at least; 60), --slow-timeout S (starting, saving, evaluating, compiling; 900),
-    --max-preemptions N, --max-startup-failures N.
+    Less often: --spares N (warm spare processes; one per rank), --warm-start (import once, fork the
+    ranks), --grace-period S (time to save after SIGTERM; 30), --stall-timeout S (least time without
+    a step that counts as a stall; 60), --slow-timeout S (the same while starting, saving,
+    evaluating or compiling; 900), --max-preemptions N, --max-startup-failures N.
 
     Without --rdzv-endpoint a free port is used, never a fixed one. ARGS go to the script. A script
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
-    Exit code 75 means: saved, start the same command again to go on.
+    Exit code 75 means: saved, run the same command again to resume.
 
     --on TARGET hands the run to slurm, ray, kubernetes, hosts (over ssh) or local (here, in the
     background) and returns; then jobs, logs, stop and resume take its directory:
@@ -82,10 +82,10 @@ def train(context: typer.Context) -> None:
 @verbs.command()
 def jobs(
     folder: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="A run's directory, or one of many runs.")
+        str, typer.Argument(metavar="[RUN]", help="A run's directory, or a directory of runs.")
     ] = "runs",
 ) -> None:
-    """Say where submitted runs are: waiting, running, finished, failed or stopped."""
+    """List submitted runs and their state: waiting, running, finished, failed or stopped."""
     from drivetrain.cli.jobs import show
 
     with reading(folder):
@@ -95,7 +95,9 @@ def jobs(
 @verbs.command()
 def logs(
     run: Run,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run is over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Follow until the run ends.")
+    ] = False,
 ) -> None:
     """Show what a submitted run printed."""
     from drivetrain.cli.jobs import show_logs
@@ -106,7 +108,7 @@ def logs(
 
 @verbs.command()
 def stop(run: Run, trust: Trust = False) -> None:
-    """Ask a submitted run to save and end."""
+    """Ask a submitted run to save and stop."""
     from drivetrain.cli.jobs import stop as stop_run
 
     stop_run(run, trust=trust)
@@ -114,7 +116,7 @@ def stop(run: Run, trust: Trust = False) -> None:
 
 @verbs.command(name="resume")
 def resume_run(run: Run, trust: Trust = False) -> None:
-    """Submit a run again, as it was: it goes on from its last checkpoint."""
+    """Submit a run again with the same settings; it resumes from its newest checkpoint."""
     from drivetrain.cli.jobs import resume as resume_job
 
     resume_job(run, trust=trust)
@@ -123,9 +125,9 @@ def resume_run(run: Run, trust: Trust = False) -> None:
 @verbs.command()
 def config(
     words: Annotated[
-        list[str] | None, typer.Argument(help="--config FILE and path.to.key=value, to be checked.")
+        list[str] | None, typer.Argument(help="Overrides to check: path.to.key=value.")
     ] = None,
-    file: Annotated[str | None, typer.Option("--config", help="A YAML file to check.")] = None,
+    file: Annotated[str | None, typer.Option("--config", help="YAML file to check.")] = None,
 ) -> None:
     """List every config key with its default, or check a config and show it resolved."""
     from drivetrain.cli.config import run
