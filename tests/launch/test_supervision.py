@@ -86,7 +86,7 @@ def test_a_killed_rank_is_named_and_the_run_ends_as_if_nothing_had_happened(
     assert code == 0
     assert "rank 1 (pid" in stderr
     assert "was killed by SIGKILL after step" in stderr
-    assert "starting again from the last checkpoint" in stderr
+    assert "restarting from the newest checkpoint" in stderr
     assert weights_fingerprint(run.directory) == undisturbed
     end = json.loads((run.directory / "attempts" / "0001" / "end.json").read_text())
     assert (end["kind"], end["failures"][0]["exit_code"]) == ("failed", -9)

@@ -112,7 +112,7 @@ def test_saves_fail_while_it_is_full_and_succeed_after(
     assert filler.states[8] == ["good"], "nothing half-written is left, and the old one still is"
     said = capsys.readouterr().out
     assert "step 4 could not be saved (OSError: [Errno 28] No space left on device" in said
-    assert "training goes on, and it is tried again" in said
+    assert "training continues, and the save is retried" in said
     place = place_at(disk / "checkpoints")
     entries = catalogue.entries(place)
     assert [(entry.step, entry.state) for entry in entries] == [(12, "good"), (10, "good")]

@@ -214,7 +214,7 @@ def own_shard_here(run: str) -> Losses:
 def test_shards_are_not_gone_on_with_by_another_number_of_ranks(tmp_path: Path) -> None:
     run_ranks(own_shard_here, 2, args=(str(tmp_path / "run"),))
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000010-a1")
-    with pytest.raises(ConfigError, match="shards of 2 ranks cannot be gone on with by None"):
+    with pytest.raises(ConfigError, match="shards of 2 ranks cannot be resumed by None"):
         own_shard_here(str(tmp_path / "run"))
 
 

@@ -144,7 +144,7 @@ def test_stop_saves_and_resume_goes_on(desk: Desk, undisturbed: Path) -> None:
     wait_until(lambda: is_training(desk.run), "training")
     with pytest.raises(CommandFailed, match="RUN = .*: is (running|waiting) as job 1;"):
         desk.types("resume", str(desk.run))
-    assert "asked slurm job 1 to save and end" in desk.types("stop", str(desk.run))
+    assert "asked slurm job 1 to save and stop" in desk.types("stop", str(desk.run))
     assert 0 < newest_step(desk.run) < 60
     assert desk.types("jobs", str(desk.run)).split()[0] == "stopped"
     wait_until(lambda: not processes_of(desk.run), "no process left", 30)

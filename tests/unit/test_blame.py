@@ -161,7 +161,7 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
     said = paragraph(failed(whole=tmp_path / "00000.txt"))
     assert said.splitlines()[-1] == (
         "the hook Upload.on_log raised this after step 3, at hooks.py:31 in on_log: fix it, then "
-        "start the same command again; it resumes from the newest checkpoint, if there is one"
+        "run the same command again; it resumes from the newest checkpoint, if there is one"
     )
     assert f"the whole traceback: {tmp_path / '00000.txt'}" in said
     assert "trainer.py" not in said

@@ -186,7 +186,7 @@ def test_each_kind_of_trouble_has_a_budget_of_its_own() -> None:
     preempted = End(Kind.PREEMPTED, 7, 75)
     assert decide(failed, [stalled], tight).restart
     spent = decide(failed, [stalled, failed], tight)
-    assert spent == Decision(False, "2 failures were gone on from, which is all the budget allows")
+    assert spent == Decision(False, "restart budget exhausted: 2 failures")
     assert decide(preempted, [failed] * 9, tight).restart
     assert "1 preemptions" in decide(preempted, [preempted], tight).why
     start_up = End(Kind.START_UP, 5)

@@ -141,7 +141,7 @@ def _divided(config: RunConfig) -> Iterator[Problem]:
     if config.fault_tolerance == "live":
         yield Problem(
             "fault_tolerance",
-            f"replicas that go on alone cannot have {axis}",
+            f"live replicas cannot have {axis}",
             "use restart",
             "live",
         )

@@ -68,7 +68,7 @@ class StreamFeed:
                 [
                     Problem(
                         "data.iterable_sharding",
-                        f"shards of {state['num_shards']} ranks cannot be gone on with by {shards}",
+                        f"shards of {state['num_shards']} ranks cannot be resumed by {shards}",
                         "use as many ranks as before, or same_stream from the start",
                         "own_shard",
                     )

@@ -124,7 +124,7 @@ def load(run_dir: str | Path) -> Submission:
     found = find(run_dir)
     if found is None:
         rule = "it has no job.json: the run was not submitted with --on"
-        remedy = "give the directory of a run that was, or start the same command again"
+        remedy = "give the directory of a run that was, or run the same command again"
         raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
     return found
 

@@ -275,7 +275,7 @@ class Supervisor(SimpleElasticAgent):
                 self._do(self._machine.met())
             case Meeting.FAILED:
                 self._machine.could_not_meet()
-                say("the nodes could not meet; leaving, so that this one can be started again")
+                say("rendezvous failed; leaving, so that this node can be restarted")
             case Meeting.CLOSED:
                 has_finished = self._group.was_closed_finished
                 self._machine.came_too_late(has_finished=has_finished)

@@ -151,7 +151,7 @@ def _within(end: End, history: Sequence[End], budget: int, name: str) -> Decisio
     used = sum(1 for other in history if _pot(other) == _pot(end))
     if used < budget:
         return Decision(True)
-    return Decision(False, f"{used} {name} were gone on from, which is all the budget allows")
+    return Decision(False, f"restart budget exhausted: {used} {name}")
 
 
 def _pot(end: End) -> str:

@@ -107,7 +107,7 @@ class Inputs:
             rule = f"there are {self.num_nodes} nodes"
             problems.append(Problem("--correlated", rule, "take fewer", self.correlated_nodes))
         if self.policy == "live" and self.num_replicas < 2:
-            rule = "live needs replicas that can go on without the one that failed"
+            rule = "live needs replicas that can continue without the one that failed"
             problems.append(Problem("--replicas", rule, "use 2 or more", self.num_replicas))
         if self.interval_s is not None and self.interval_s <= 0:
             rule = "must be more than 0"

@@ -74,7 +74,7 @@ BYTEROBUST = Published(
     (
         "nodes fail as often as Llama 3's",
         "a step takes 30 s and each is saved",
-        "2 minutes to notice and 3 to go on",
+        "2 minutes to detect and 3 to resume",
     ),
 )
 

@@ -147,7 +147,7 @@ def _differ(name: str, key: str) -> ConfigError:
             Problem(
                 f"optimizer.{name}.{key}",
                 "differs between parameters of one group, and ZeRO has one value for all of them",
-                "go on with the strategy that was saved, or put these parameters in own groups",
+                "resume with the strategy that was saved, or put these parameters in own groups",
                 has_value=False,
             )
         ]

@@ -17,7 +17,7 @@ def lost_replica(end: End, failure: RankFailure, host: str) -> str:
     when = time.strftime("%H:%M:%S")
     return (
         f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {end.where}; "
-        "the others go on, and it is started again"
+        "the others continue, and it is restarted"
     )
 
 
@@ -26,7 +26,7 @@ def stopped(end: End, asked_by: str) -> str:
     if end.kind is Kind.PREEMPTED:
         return (
             f"stopped by {asked_by} and saved after step {end.step}; "
-            "start the same command again to go on"
+            "run the same command again to resume"
         )
     if end.kind is Kind.FINISHED:
         return f"{asked_by} came as the last step ended; the run is finished"
@@ -91,9 +91,9 @@ def paragraph(account: Account) -> str:
             what = verdict(failures, host, whole) + _mistake(root_cause(failures), end)
         case _:
             what = f"{host}: {account.detail or 'ended'} {where}"
-    done = "starting again from the last checkpoint" if account.restarts else "stopping"
+    done = "restarting from the newest checkpoint" if account.restarts else "stopping"
     reason = f" ({account.why})" if account.why else ""
     if not account.restarts and failures:
         # the cause comes last, where the eye is; without a reason there was nothing to weigh
-        return (f"\nnot started again: {account.why}" if account.why else "") + f"\n{what}"
+        return (f"\nnot restarted: {account.why}" if account.why else "") + f"\n{what}"
     return f"[{when}] {what}; {done}{reason}"

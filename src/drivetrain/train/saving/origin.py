@@ -131,8 +131,7 @@ class Origin:
         is_new = world.is_main and self._directory.next_attempt() == 1
         if world.agree("x" if is_new and self._checkpointer.good() else ""):
             remedy = (
-                "go on with that run (--run-dir, or checkpoint.resume_from), or give "
-                "another directory"
+                "resume that run (--run-dir, or checkpoint.resume_from), or give another directory"
             )
             rule = "holds checkpoints of another run"
             raise ConfigError([Problem("checkpoint.directory", rule, remedy, place)])

@@ -180,7 +180,7 @@ class Saver:
         there_is = "there is no checkpoint" if newest is None else f"the newest is of step {newest}"
         return (
             f"step {self.at.step} could not be saved ({self._problem}); {there_is}; see that "
-            "checkpoints can be written, and start the same command again to go on from it"
+            "checkpoints can be written, and run the same command again to resume"
         )
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Saver:
             outcome += f" (the newest that was is {self._newest_saved})"
         raise Preempted(
             f"stopped by {signal} after step {step}, which {outcome}; "
-            "start the same command again to go on"
+            "run the same command again to resume"
         )
 
     def _save_and_wait(self, step: int) -> bool:
@@ -230,8 +230,8 @@ class Saver:
             self._recorder.instant("save_failed", step=saved.step, error=problem)
             if self._world.is_main:
                 self._say(
-                    f"step {saved.step} could not be saved ({saved.problem}); training goes on, "
-                    "and it is tried again"
+                    f"step {saved.step} could not be saved ({saved.problem}); training "
+                    "continues, and the save is retried"
                 )
             return
         self._newest_saved = saved.step

@@ -21,7 +21,7 @@ def write_weights(assembly: Assembly, path: Path) -> None:
     if problem := assembly.world.agree(problem):
         raise NotSaved(
             f"the trained weights could not be written to {path} ({problem}); make room, or see "
-            "that it can be written, and start the same command again"
+            "that it can be written, and run the same command again"
         )
 
 

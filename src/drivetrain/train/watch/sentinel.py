@@ -70,7 +70,7 @@ class Sentinel:
         return (
             f"sentinel: after step {step} the copies of {drifts[0].parameter}{more} are not the "
             f"same: {_who(drifts[0].ranks, ranks)}; look for code that changes weights on some "
-            f"ranks only, or a faulty device there, and go on from a checkpoint of step "
+            f"ranks only, or a faulty device there, and resume from a checkpoint of step "
             f"{self._agreed_at} or before: up to there they agreed"
         )
 
