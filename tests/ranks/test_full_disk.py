@@ -205,7 +205,7 @@ def test_a_loop_of_ones_own_whose_last_step_cannot_be_saved_does_not_either(
     config = {
         "global_batch_size": 8,
         "max_steps": 3,
-        "checkpoint": {"every_steps": 2},
+        "checkpoint": {"every_steps": 2, "asynchronous": False},
         "record": {"progress": "none", "sinks": []},
     }
     torch.manual_seed(0)

@@ -88,9 +88,8 @@ def show_logs(run: str, *, follow: bool) -> None:
 def stop(run: str, *, trust: bool) -> None:
     """Ask it to save and end."""
     made = submission.stop(run, trust=trust)
-    say(
-        f"asked {made.target.name} job {made.id} to save and stop; resume it with: drivetrain resume {run}"
-    )
+    job = f"{made.target.name} job {made.id}"
+    say(f"asked {job} to save and stop; resume it with: drivetrain resume {run}")
 
 
 def resume(run: str, *, trust: bool) -> None:

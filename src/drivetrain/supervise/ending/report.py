@@ -52,7 +52,7 @@ def _mistake(cause: RankFailure, end: End) -> str:
     who = cause.raised_by or "your code"
     when = "" if "after step" in who else f" {end.where}"
     return (
-        f"\n\n{who} raised this{when}{at}: {_remedy(who)}, then start the same command "
+        f"\n\n{who} raised this{when}{at}: {_remedy(who)}, then run the same command "
         "again; it resumes from the newest checkpoint, if there is one"
     )
 
