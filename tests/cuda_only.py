@@ -64,7 +64,7 @@ PLACES = (
         _NEVER,
     ),
     Place(
-        "train/doors/ray.py",
+        "compat/ray.py",
         ("torch_config=TorchConfig(backend=",),
         "Ray's workers on GPUs meet over NCCL",
         _NEVER,
@@ -88,13 +88,13 @@ RUN_EVERYWHERE = {
     "launch/targets/kubernetes/rules.py": "an example in an error",
     "launch/targets/slurm/options.py": "an example in a help text",
     "parallel/recompute.py": "names of operators, the CPU's beside CUDA's",
-    "supervise/ending/failure.py": "words in other libraries' errors",
-    "supervise/ending/flight_recorders.py": "both of torch's recorders by the same lines; NCCL's "
+    "supervise/failures/failure.py": "words in other libraries' errors",
+    "supervise/failures/flight_recorders.py": "both of torch's recorders by the same lines; NCCL's "
     "entries follow torch's source and have not been seen",
     "supervise/processes/environment.py": "a variable that is set on every machine",
     "supervise/processes/forking.py": "asks every module that torch has",
     "supervise/processes/head_start.py": "a variable that is set on every machine",
-    "train/doors/presets.py": "what is refused without CUDA",
+    "compat/pytorch.py": "what is refused without CUDA",
     "train/tf32.py": "torch's flags, which a build for CPUs has too",
 }
 """Files that name CUDA, and whose lines run without it."""

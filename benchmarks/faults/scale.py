@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.record.session import Phase, ProgressPage, page_path, read_progress
-from drivetrain.supervise.meeting.rendezvous import meet_in_folder
+from drivetrain.supervise.rendezvous.handler import join_in_folder
 from drivetrain.supervise.stall import Patience, StallWatch
 
 _STEP_S = 0.5
@@ -88,7 +88,7 @@ def meet_nodes(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         settings = {"join_timeout": int(_GIVE_UP_S), "keep_alive_interval": 10}
         handlers = [
-            meet_in_folder(Path(folder) / "meet", (count, count), "127.0.0.1", settings)
+            join_in_folder(Path(folder) / "meet", (count, count), "127.0.0.1", settings)
             for _ in range(count)
         ]
         ranks: list[int] = []

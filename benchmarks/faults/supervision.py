@@ -22,7 +22,7 @@ from statistics import median
 
 from benchmarks.statistics import Estimate, bootstrap
 from drivetrain.record.session import RUN_DIR
-from drivetrain.supervise.ending.testimony import kernel_state
+from drivetrain.supervise.failures.rank_dump import kernel_state
 
 _WORDS = ("-m", "benchmarks.faults.supervision_worker")
 TIMES = "DRIVETRAIN_BENCH_TIMES"

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.steps.interleaved import interleaved
 from benchmarks.steps.workloads import LEARNING_RATE, transformer
 from drivetrain.checkpoint.checkpointer import Checkpointer
-from drivetrain.checkpoint.place import place_at
 from drivetrain.checkpoint.state import TrainingState
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.cluster.environments import detect
 from drivetrain.config.schema import Checkpoint, Parallel
 from drivetrain.parallel.world import join_world
@@ -54,7 +54,7 @@ class Training:
         self._directory = directory
         self._group = dist.new_group(backend="gloo") if self.world.mesh is not None else None
         rule = Checkpoint(keep_last=1)
-        self._checkpointer = Checkpointer(place_at(directory / "ours"), rule, self.world, "ddp")
+        self._checkpointer = Checkpointer(storage_at(directory / "ours"), rule, self.world, "ddp")
         self._checkpointer.claim(0)
         self._num_saves = 0
         self.blocked_s: dict[str, list[float]] = {"bare DCP": [], "drivetrain": []}

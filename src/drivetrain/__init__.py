@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._version import __version__
 
 if TYPE_CHECKING:
+    from drivetrain.compat.horovod import HorovodTrainer
+    from drivetrain.compat.pytorch import DistributedConfig, PyTorchDDPTrainer
+    from drivetrain.compat.ray import RayTrainer
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
     from drivetrain.core.errors import ConfigError, DrivetrainError
-    from drivetrain.train.doors.horovod import HorovodTrainer
-    from drivetrain.train.doors.presets import DistributedConfig, PyTorchDDPTrainer
-    from drivetrain.train.doors.ray import RayTrainer
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
     from drivetrain.train.task import Task, Total
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConfigError": "drivetrain.core.errors",
-    "DistributedConfig": "drivetrain.train.doors.presets",
+    "DistributedConfig": "drivetrain.compat.pytorch",
     "DrivetrainError": "drivetrain.core.errors",
     "Hook": "drivetrain.train.hooks",
-    "HorovodTrainer": "drivetrain.train.doors.horovod",
+    "HorovodTrainer": "drivetrain.compat.horovod",
     "KeptLoop": "drivetrain.train.keep_loop",
-    "PyTorchDDPTrainer": "drivetrain.train.doors.presets",
-    "RayTrainer": "drivetrain.train.doors.ray",
+    "PyTorchDDPTrainer": "drivetrain.compat.pytorch",
+    "RayTrainer": "drivetrain.compat.ray",
     "ResolvedConfig": "drivetrain.config",
     "RunConfig": "drivetrain.config",
     "Task": "drivetrain.train.task",

@@ -27,7 +27,7 @@ from drivetrain.record.reading import open_run
 from drivetrain.record.step_file import HOST_TIMED, SECONDS
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
-from drivetrain.train.saving.pulse import Pulse
+from drivetrain.train.saving.rank_sync import RankSync
 from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
@@ -266,7 +266,7 @@ def test_ranks_ask_each_other_until_they_know_how_long_a_step_takes() -> None:
     clock = clock_of(accelerator_of(device))
     timer = StepTimer(clock, Waiting(clock))
     world = World(detect(), Layout.resolve(1), device, None)
-    pulse = Pulse(world, 0, timer.take_mean_s)
+    pulse = RankSync(world, 0, timer.take_mean_s)
     sim.set_op_cost(0.3, "aten::mul")
     weight, asked = torch.ones(4, device=device), []
     for step in (1, 2, 3):

@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drivetrain
-from drivetrain.supervise.ending import flight_recorders
+from drivetrain.supervise.failures import flight_recorders
 
 NCCL_OPTIONS: tuple[str, ...] = ()
 """Fields of ProcessGroupNCCL.Options that parallel/world.py sets; none today."""

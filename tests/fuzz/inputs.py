@@ -18,7 +18,7 @@ from rich.console import Console
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.index_check import read_index
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, fingerprint
-from drivetrain.checkpoint.place import LocalPlace
+from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.cli.reading import reading
 from drivetrain.config import load_config
 from drivetrain.core.errors import DrivetrainError
@@ -29,7 +29,7 @@ from drivetrain.launch.targets.hosts_file import read_hosts
 from drivetrain.record import RunDirectory
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
-from drivetrain.supervise.meeting.node_list import from_json
+from drivetrain.supervise.rendezvous.node_list import from_json
 from drivetrain.view.compare import compare_runs
 from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower
@@ -134,7 +134,7 @@ def _job(run: Path) -> None:
 
 
 def _ls(run: Path) -> None:
-    place = LocalPlace(run / "checkpoints")
+    place = LocalStorage(run / "checkpoints")
     with reading(str(run)):
         for entry in catalogue.entries(place):
             _ours(lambda entry=entry: catalogue.verify(place, entry.folder))  # type: ignore[misc]

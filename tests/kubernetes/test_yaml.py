@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drivetrain.launch.conducting.member import Member, Members, read_members
+from drivetrain.launch.coordinator.member import Member, Members, read_members
 from drivetrain.launch.targets.kubernetes.pod import escaped
 from tests.kubernetes.jobs import CPU_JOB, CPU_TARGET, changed
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from drivetrain.core.errors import exception_line
-from drivetrain.supervise.ending.account import Account
-from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
-from drivetrain.supervise.ending.report import paragraph
+from drivetrain.supervise.failures.attempt_report import AttemptReport
+from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
+from drivetrain.supervise.failures.messages import paragraph
 from drivetrain.supervise.policy import End, Kind
 
 MANY_LINES = """Traceback (most recent call last):
@@ -79,15 +79,17 @@ def test_the_line_that_says_what_happened(text: str, line: str) -> None:
 
 
 def test_a_failure_is_summed_up_by_its_exception() -> None:
-    account = Account(End(Kind.FAILED, 7), [RankFailure(0, 10, 1, MANY_LINES)], "h", "", "", True)
+    account = AttemptReport(
+        End(Kind.FAILED, 7), [RankFailure(0, 10, 1, MANY_LINES)], "h", "", "", True
+    )
     assert "after step 7: ValueError: shapes do not fit:; starting again" in paragraph(account)
 
 
 def test_a_failure_after_a_resume_says_so() -> None:
     failures = [RankFailure(0, 10, 1, OWN)]
-    resumed = Account(End(Kind.START_UP, 40), failures, "h", "", "", True)
+    resumed = AttemptReport(End(Kind.START_UP, 40), failures, "h", "", "", True)
     assert "exit code 1 after resuming from step 40: ValueError" in paragraph(resumed)
-    first = Account(End(Kind.START_UP, 0), failures, "h", "", "", True)
+    first = AttemptReport(End(Kind.START_UP, 0), failures, "h", "", "", True)
     assert "exit code 1 before its first step: ValueError" in paragraph(first)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.checkpoint import catalogue, lineage
-from drivetrain.checkpoint.place import place_at
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.record.session import read_progress
 from drivetrain.verify.drills.audit import weights_fingerprint
 
@@ -121,7 +121,7 @@ def test_of_two_launchers_on_one_run_the_first_can_commit_nothing_more(
     assert "another attempt has taken over the run" in stderr
     second.process.send_signal(signal.SIGTERM)
     assert second.end()[0] == 75
-    place = place_at(first.directory / "checkpoints")
+    place = storage_at(first.directory / "checkpoints")
     took_over_at = lineage.read_claims(place)[1].step
     good = [entry for entry in catalogue.entries(place) if entry.manifest is not None]
     assert good[0].attempt == 2

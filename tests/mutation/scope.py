@@ -35,8 +35,8 @@ GROUPS = {
                 f"src/drivetrain/supervise/{name}.py"
                 for name in ("machine", "policy", "settings", "stall", "idle", "requests")
             ),
-            "src/drivetrain/supervise/ending/classify.py",
-            "src/drivetrain/supervise/ending/failure.py",
+            "src/drivetrain/supervise/failures/classify.py",
+            "src/drivetrain/supervise/failures/failure.py",
             "src/drivetrain/config/rules.py",
             "src/drivetrain/config/keys.py",
             "src/drivetrain/config/provenance.py",
@@ -56,7 +56,7 @@ GROUPS = {
             "src/drivetrain/checkpoint/*.py",
             "src/drivetrain/data/*.py",
             "src/drivetrain/supervise/attempt.py",
-            "src/drivetrain/supervise/ending/report.py",
+            "src/drivetrain/supervise/failures/messages.py",
         ),
         tests=(
             *(

@@ -21,7 +21,7 @@ import torch
 
 from drivetrain.checkpoint import catalogue, manifest, tensor_index
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, checksum
-from drivetrain.checkpoint.place import place_at
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.train.history import History
 from drivetrain.train.saving.weights import weights_sha256
@@ -321,7 +321,7 @@ FITTING -= {"index missing", "index cut"}
 def test_verify_finds_it(case: str, good: Good, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(good.path, run)
-    place = place_at(run / "checkpoints")
+    place = storage_at(run / "checkpoints")
     catalogue.verify(place, NEWEST)
     CASES[case][0](run / "checkpoints" / NEWEST)
     with pytest.raises(DamagedCheckpoint):
@@ -337,7 +337,7 @@ def test_a_foreign_file_is_named_and_never_read(
     folder = run / "checkpoints" / NEWEST
     (folder / name).write_bytes(hostile_pickle(folder))
     with pytest.raises(DamagedCheckpoint, match=re.escape(f"{name} is not in the manifest")):
-        catalogue.verify(place_at(run / "checkpoints"), NEWEST)
+        catalogue.verify(storage_at(run / "checkpoints"), NEWEST)
     history, sha256 = train(run, monkeypatch)
     assert (history.resumed_step, sha256) == (4, good.sha256)
     assert not marker_of(folder).exists()

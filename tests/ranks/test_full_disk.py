@@ -15,11 +15,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 from drivetrain.checkpoint import catalogue, checkpointer
-from drivetrain.checkpoint.place import LocalPlace, place_at
+from drivetrain.checkpoint.storage import LocalStorage, storage_at
 from drivetrain.core.errors import NotSaved
 from drivetrain.train.hooks import Hook
 from drivetrain.train.keep_loop import prepare
-from drivetrain.train.saving import pulse, saver, timetable
+from drivetrain.train.saving import rank_sync, saver, timetable
 from drivetrain.train.trainer import Trainer
 from tests.ranks.resuming import go_on_in
 from tests.ranks.small_task import samples, small_task
@@ -50,7 +50,7 @@ class Filler(Hook):
         self.states: dict[int, list[str]] = {}
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        entries = catalogue.entries(place_at(self.file.parent / "checkpoints"))
+        entries = catalogue.entries(storage_at(self.file.parent / "checkpoints"))
         self.states[step] = [entry.state for entry in entries]
         if step == self.fill_at:
             fill(self.file)
@@ -113,7 +113,7 @@ def test_saves_fail_while_it_is_full_and_succeed_after(
     said = capsys.readouterr().out
     assert "step 4 could not be saved (OSError: [Errno 28] No space left on device" in said
     assert "training continues, and the save is retried" in said
-    place = place_at(disk / "checkpoints")
+    place = storage_at(disk / "checkpoints")
     entries = catalogue.entries(place)
     assert [(entry.step, entry.state) for entry in entries] == [(12, "good"), (10, "good")]
     for entry in entries:
@@ -124,7 +124,7 @@ def test_a_failed_save_is_tried_again_before_the_next_is_due(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timetable, "_RETRY_AFTER_S", 0.0)
-    monkeypatch.setattr(pulse, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(rank_sync, "SECONDS_BETWEEN", 0.0)
     filler = Filler(disk, fill_at=3, free_at=6)
     _, events = train(disk, filler, monkeypatch, every_steps=4)
     assert steps_of(events, "save_failed") == [4, 5, 6]
@@ -139,25 +139,25 @@ def test_a_save_beside_the_steps_fails_beside_them(
     assert {4, 6} <= set(steps_of(events, "save_failed"))
     assert 12 in steps_of(events, "saved")
     assert len(trainer.history.steps) == 12
-    place = place_at(disk / "checkpoints")
+    place = storage_at(disk / "checkpoints")
     assert {entry.state for entry in catalogue.entries(place)} == {"good"}
 
 
 def test_an_old_one_that_cannot_be_deleted_does_not_cost_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove = LocalPlace.remove
+    remove = LocalStorage.remove
 
-    def refuse(self: LocalPlace, name: str) -> None:
+    def refuse(self: LocalStorage, name: str) -> None:
         if name.startswith("step-000000002-"):
             raise PermissionError(13, "Permission denied")
         remove(self, name)
 
-    monkeypatch.setattr(LocalPlace, "remove", refuse)
+    monkeypatch.setattr(LocalStorage, "remove", refuse)
     with pytest.warns(UserWarning, match="an outdated checkpoint was not deleted: .*denied"):
         _, events = train(tmp_path / "disk", Filler(tmp_path, -1, None), monkeypatch)
     assert steps_of(events, "saved") == [2, 4, 6, 8, 10, 12]
-    newest = catalogue.entries(place_at(tmp_path / "disk" / "checkpoints"))[0]
+    newest = catalogue.entries(storage_at(tmp_path / "disk" / "checkpoints"))[0]
     assert (newest.step, newest.state) == (12, "good")
 
 
@@ -173,7 +173,7 @@ def test_a_run_whose_last_step_cannot_be_saved_does_not_end_in_success(
     assert steps_of(events, "save_failed") == [4, 6, 8, 10, 12, 12, 12], "the last is insisted on"
     assert steps_of(events, "run_failed") == [12]
     assert (tmp_path / "run" / "checkpoints" / "weights.pt").is_file(), "there was room for this"
-    entries = catalogue.entries(place_at(disk / "checkpoints"))
+    entries = catalogue.entries(storage_at(disk / "checkpoints"))
     assert [(entry.step, entry.state) for entry in entries] == [(2, "good")]
 
 
@@ -217,11 +217,11 @@ def test_a_loop_of_ones_own_whose_last_step_cannot_be_saved_does_not_either(
                 loop.backward(loop.model(batch).square().mean())
             loop.step()
             if loop._at.step == 3:
-                monkeypatch.setattr(LocalPlace, "writing", no_space)
+                monkeypatch.setattr(LocalStorage, "writing", no_space)
 
     with pytest.raises(NotSaved, match=r"step 3 .*No space left.*newest is of step 2;"):
         train()
 
 
-def no_space(self: LocalPlace, name: str) -> Any:
+def no_space(self: LocalStorage, name: str) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device", name)

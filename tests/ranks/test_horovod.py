@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain.compat.horovod import HorovodTrainer
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
 from drivetrain.strategies.horovod.meeting import load_horovod
 from drivetrain.testing import run_ranks
-from drivetrain.train.doors.horovod import HorovodTrainer
 from tests.ranks.training import assert_same_training, largest_deviation, train_gpt, train_layouts
 
 SCRIPTS, EXAMPLES = Path(__file__).parents[1] / "scripts", Path(__file__).parents[2] / "examples"

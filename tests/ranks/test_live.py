@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from drivetrain.data.batches import BatchPlan
-from drivetrain.data.dealt import DealtFeed, own_turns
-from drivetrain.data.own_ids import OwnIds
+from drivetrain.data.elastic_feed import ElasticFeed, own_turns
+from drivetrain.data.rank_sample_ids import RankSampleIds
 from drivetrain.data.sources import Source
 from tests.ranks.training import NUM_SAMPLES, assert_same_training, train_gpt
 
@@ -177,7 +177,7 @@ def trained(*by_replica: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def expected() -> list[list[int]]:
-    ids = OwnIds(PLAN, 0, 42, shuffle=True)
+    ids = RankSampleIds(PLAN, 0, 42, shuffle=True)
     return [
         sorted(i for micro in own_turns(PLAN, step, 0) for i in ids.ids(micro))
         for step in range(STEPS)
@@ -187,7 +187,7 @@ def expected() -> list[list[int]]:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_whatever_the_seats_each_step_has_its_samples(num_workers: int) -> None:
     source = Source(list(range(NUM_SAMPLES)), NUM_SAMPLES, shuffle=True, num_workers=num_workers)
-    feeds = [DealtFeed(source, PLAN, 42) for _ in range(3)]
+    feeds = [ElasticFeed(source, PLAN, 42) for _ in range(3)]
     for feed in feeds:
         next(feed.steps(11, None))
     wanted = expected()

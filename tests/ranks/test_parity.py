@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drivetrain.data.batches import BatchPlan
-from drivetrain.data.own_ids import OwnIds
+from drivetrain.data.rank_sample_ids import RankSampleIds
 from drivetrain.testing import run_ranks
 from drivetrain.train.schedule import Schedule
 from drivetrain.train.trainer import Trainer
@@ -97,7 +97,7 @@ def test_the_loop_trains_what_plain_torch_trains(tmp_path: Path) -> None:
     model.load_state_dict(weights)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     plan = BatchPlan(24, 24, 1, NUM_SAMPLES)
-    ids = OwnIds(plan, 0, 42, shuffle=True)
+    ids = RankSampleIds(plan, 0, 42, shuffle=True)
     schedule = Schedule("cosine", 5, steps, 0.0)
     dataset, expected = Sentences(NUM_SAMPLES), []
     for step in range(steps):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.checkpoint.place import RemotePlace
+from drivetrain.checkpoint.storage import RemoteStorage
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.record import session
 from drivetrain.testing import run_ranks
@@ -82,14 +82,14 @@ def _endpoint(log: Path) -> str:
 
 def train(directory: str, die_at_commit_of: int | None) -> dict[int, float]:
     """Six steps, saved after each second one; rank 0 may die when it would commit a step."""
-    put = RemotePlace.put
+    put = RemoteStorage.put
 
-    def put_or_die(self: RemotePlace, name: str, data: bytes) -> None:
+    def put_or_die(self: RemoteStorage, name: str, data: bytes) -> None:
         if name == f"step-{die_at_commit_of or 0:09d}-a1/manifest.json":
             os.kill(os.getpid(), signal.SIGKILL)
         put(self, name, data)
 
-    RemotePlace.put = put_or_die  # type: ignore[method-assign]
+    RemoteStorage.put = put_or_die  # type: ignore[method-assign]
     config: dict[str, Any] = {
         "global_batch_size": 8,
         "micro_batch_size": 2,
@@ -127,7 +127,7 @@ def test_a_run_in_an_object_store(
 ) -> None:
     monkeypatch.setenv(session.RUN_DIR, str(tmp_path / "whole"))
     monkeypatch.setattr(session, "_opened", 0)
-    monkeypatch.setattr(RemotePlace, "put", RemotePlace.put)  # the body replaces it here too
+    monkeypatch.setattr(RemoteStorage, "put", RemoteStorage.put)  # the body replaces it here too
     whole = train(str(tmp_path / "checkpoints"), None)
 
     # rank 0 dies when all data of step 6 is in the store and the manifest is not

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from drivetrain.core.units import readable_bytes
-from drivetrain.rehearse.desk import Asked, rehearse
+from drivetrain.rehearse.client import Asked, rehearse
 from drivetrain.rehearse.show import as_dict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.rehearse.beside_plan import PEAK
-from drivetrain.rehearse.desk import Asked, rehearse
+from drivetrain.rehearse.client import Asked, rehearse
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "even_gpt.py")
 FSDP = "parallel.strategy=fsdp"

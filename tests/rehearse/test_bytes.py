@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.rehearse.calls import Call
-from drivetrain.rehearse.desk import Asked, rehearse
+from drivetrain.rehearse.client import Asked, rehearse
 from drivetrain.testing.ranks import run_ranks
 from tests.rehearse.recorded import SCRIPT, train_and_record
 

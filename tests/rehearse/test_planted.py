@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.rehearse.desk import Asked, Rehearsal, rehearse
+from drivetrain.rehearse.client import Asked, Rehearsal, rehearse
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "planted.py"
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from drivetrain.checkpoint.catalogue import entries
-from drivetrain.checkpoint.place import place_at
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, WorkerFailure
 from drivetrain.record.run_directory import RunDirectory
@@ -87,7 +87,7 @@ def _train(setup: Setup, run: Path, steps: int, accepted: tuple[str, ...] = ()) 
 
 
 def _good(run: Path) -> list[str]:
-    return [e.folder for e in entries(place_at(str(RunDirectory(run).checkpoints))) if e.manifest]
+    return [e.folder for e in entries(storage_at(str(RunDirectory(run).checkpoints))) if e.manifest]
 
 
 def _noted(run: Path) -> list[str]:

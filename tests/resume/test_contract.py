@@ -20,7 +20,7 @@ from drivetrain.core.errors import ConfigError, WorkerFailure
 from drivetrain.data.batches import BatchPlan, DataPosition
 from drivetrain.data.feed import MapFeed
 from drivetrain.data.fingerprint import content
-from drivetrain.data.own_ids import OwnIds
+from drivetrain.data.rank_sample_ids import RankSampleIds
 from drivetrain.data.sources import source_from
 from drivetrain.data.stream import StreamFeed
 from drivetrain.record.run_directory import RunDirectory
@@ -44,7 +44,7 @@ def test_another_batch_size_goes_on_at_the_next_sample(
 
 
 def _ids(plan: BatchPlan, steps: range) -> list[int]:
-    ids = OwnIds(plan, 0, 42, shuffle=True)
+    ids = RankSampleIds(plan, 0, 42, shuffle=True)
     turns = (micro for step in steps for micro in plan.micro_batches(step, 0))
     return [i for micro in turns if micro.num_samples for i in ids.ids(micro)]
 

@@ -22,7 +22,7 @@ from drivetrain.checkpoint.manifest import (
     checksum,
     fingerprint,
 )
-from drivetrain.checkpoint.place import LocalPlace
+from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.checkpoint.whole_tensors import WholeTensors
 
 WHOLE = Manifest(6, 1, {"dp_shard": 2}, "fsdp", {"step": 6})
@@ -35,7 +35,7 @@ def _crc(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-def _checkpoint(root: Path, change: Callable[[Index], None] = lambda _: None) -> LocalPlace:
+def _checkpoint(root: Path, change: Callable[[Index], None] = lambda _: None) -> LocalStorage:
     """Two tensors in two pieces each, then whatever the attacker does, with all sums put right."""
     data = bytes(torch.arange(8, dtype=torch.float32).view(torch.uint8).tolist())
     halves = [(0, data[:16]), (16, data[16:])]
@@ -57,10 +57,10 @@ def _checkpoint(root: Path, change: Callable[[Index], None] = lambda _: None) ->
     (folder / tensor_index.NAME).write_bytes(text)
     files = (File(DATA, 32, _crc(data)), File(tensor_index.NAME, len(text), checksum(text)))
     (folder / NAME).write_bytes(replace(WHOLE, files=files).to_json())
-    return LocalPlace(root)
+    return LocalStorage(root)
 
 
-def _refused(place: LocalPlace, match: str) -> None:
+def _refused(place: LocalStorage, match: str) -> None:
     with pytest.raises(DamagedCheckpoint, match=match):
         catalogue.verify(place, FOLDER)
     with pytest.raises(DamagedCheckpoint, match=match):
@@ -154,7 +154,7 @@ def test_a_wrong_index_as_a_whole_is_refused(tmp_path: Path) -> None:
         _refused(place, "cannot be read")
 
 
-def _remade(place: LocalPlace, change: Callable[[dict[str, Any]], Any]) -> None:
+def _remade(place: LocalStorage, change: Callable[[dict[str, Any]], Any]) -> None:
     path = place.path / FOLDER / NAME
     body = json.loads(path.read_bytes())
     del body["self_crc32"]
@@ -218,4 +218,4 @@ def test_what_is_no_file_is_damage(tmp_path: Path, name: str, make: Callable[[Pa
 
 def test_digits_of_other_scripts_make_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-٠٠٠٠٠٠٠٠٦-a١").mkdir()
-    assert catalogue.entries(LocalPlace(tmp_path)) == []
+    assert catalogue.entries(LocalStorage(tmp_path)) == []

@@ -18,7 +18,7 @@ import pytest
 
 from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError
 from drivetrain.launch import submission
-from drivetrain.launch.conducting import conducted
+from drivetrain.launch.coordinator import coordinated
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.hosts_file import read_hosts
 
@@ -63,7 +63,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_stop_signals_no_process_that_is_not_the_runs_conductor(
+def test_stop_signals_no_process_that_is_not_the_runs_coordinator(
     tmp_path: Path, victim: subprocess.Popen[bytes]
 ) -> None:
     run = _write(tmp_path / "run")
@@ -71,27 +71,27 @@ def test_stop_signals_no_process_that_is_not_the_runs_conductor(
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(f"{socket.gethostname()} {victim.pid}")
         lock.flush()
-        with pytest.raises(DrivetrainError, match="is not the conductor of this run"):
+        with pytest.raises(DrivetrainError, match="is not the coordinator of this run"):
             submission.stop(run)
     time.sleep(0.1)
     assert victim.poll() is None
 
 
-def test_stop_signals_no_conductor_of_another_run(tmp_path: Path) -> None:
+def test_stop_signals_no_coordinator_of_another_run(tmp_path: Path) -> None:
     mine, other = _write(tmp_path / "mine"), _write(tmp_path / "other")
-    words = ["-c", "import time; time.sleep(60)", "drivetrain.launch.conducting.conductor"]
-    other_conductor = subprocess.Popen([sys.executable, *words, str(other)])
+    words = ["-c", "import time; time.sleep(60)", "drivetrain.launch.coordinator.coordinator"]
+    other_coordinator = subprocess.Popen([sys.executable, *words, str(other)])
     try:
-        while conducted.read_command(other_conductor.pid)[-1] != str(other):
+        while coordinated.read_command(other_coordinator.pid)[-1] != str(other):
             time.sleep(0.01)
-        with pytest.raises(DrivetrainError, match="is not the conductor of this run"):
-            conducted.signal_conductor(mine, other_conductor.pid)
-        assert other_conductor.poll() is None
-        conducted.signal_conductor(other, other_conductor.pid)
-        assert other_conductor.wait(10) != 0
+        with pytest.raises(DrivetrainError, match="is not the coordinator of this run"):
+            coordinated.signal_coordinator(mine, other_coordinator.pid)
+        assert other_coordinator.poll() is None
+        coordinated.signal_coordinator(other, other_coordinator.pid)
+        assert other_coordinator.wait(10) != 0
     finally:
-        other_conductor.kill()
-        other_conductor.wait()
+        other_coordinator.kill()
+        other_coordinator.wait()
 
 
 @pytest.mark.parametrize("text", ["", "x", "a b c", "host -1", "host 0", "host 1", "host 9e9"])

@@ -21,7 +21,7 @@ from drivetrain.core.errors import DamagedRun
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.mailbox import Mailbox, NotTogether
-from drivetrain.supervise.meeting.folder import Head, MeetingFolder
+from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
 
 SOURCE = Path(__file__).parents[2] / "src" / "drivetrain"
 RISKY = {
@@ -36,8 +36,11 @@ RISKY = {
 }
 RANKS = "between the ranks of one process group, which has no reader outside it"
 ALLOWED = {
-    ("supervise/ending/flight_recorders.py", "pickle"): "torch's own dump, out of this process",
-    ("rehearse/stand_ins.py", "pickle"): "how a fake tensor is written; nothing is read by it",
+    ("supervise/failures/flight_recorders.py", "pickle"): "torch's own dump, out of this process",
+    (
+        "rehearse/fake_tensor_dispatch.py",
+        "pickle",
+    ): "how a fake tensor is written; nothing is read by it",
     ("core/bounded.py", "yaml"): "a SafeLoader, after its size was counted",
     ("launch/request.py", "yaml"): "BaseLoader, which makes strings only; the user's own file",
     ("parallel/world.py", "objects"): RANKS,
@@ -71,7 +74,7 @@ class _Runs:
 
 
 def test_a_list_of_nodes_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
-    folder = MeetingFolder(tmp_path / "meeting")
+    folder = RendezvousFolder(tmp_path / "meeting")
     payload = struct.pack("<QQ", 1, 1) + pickle.dumps(_Runs(tmp_path / "ran"))
     (tmp_path / "meeting" / "state").write_bytes(payload)
     with pytest.raises(DamagedRun, match="not a list of nodes; remove"):
@@ -91,14 +94,14 @@ def test_a_list_of_nodes_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_list_of_nodes_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
-    folder = MeetingFolder(tmp_path / "meeting")
+    folder = RendezvousFolder(tmp_path / "meeting")
     (tmp_path / "meeting" / "state").write_bytes(struct.pack("<QQ", 1, 1) + text.encode())
     with pytest.raises(DamagedRun, match="not a list of nodes"):
         folder.read()
 
 
 def test_a_list_of_nodes_is_read_as_it_was_written(tmp_path: Path) -> None:
-    folder = MeetingFolder(tmp_path / "meeting")
+    folder = RendezvousFolder(tmp_path / "meeting")
     state = _RendezvousState()
     nodes = [_NodeDesc(f"host-{n}.example", 10 + n, n) for n in range(3)]
     state.round, state.complete, state.deadline = 3, True, datetime.now(UTC)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.rehearse import desk
+from drivetrain.rehearse import client
 from drivetrain.rehearse.findings import RankReport
 
 
@@ -34,8 +34,8 @@ def test_letters_go_through_a_folder_of_ones_own(
         def end(self) -> None:
             pass
 
-    monkeypatch.setattr(desk, "_Process", Process)
-    monkeypatch.setattr(desk, "_end_server", lambda: None)
-    desk.rehearse(desk.Asked((str(script),), 2))
+    monkeypatch.setattr(client, "_Process", Process)
+    monkeypatch.setattr(client, "_end_server", lambda: None)
+    client.rehearse(client.Asked((str(script),), 2))
     assert seen["mode"] == 0o700
     assert not seen["folder"].exists()

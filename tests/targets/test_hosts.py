@@ -173,7 +173,7 @@ def test_on_this_machine_in_the_background(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_conductor_takes_the_run_with_it_after_saving(tmp_path: Path) -> None:
+def test_a_killed_coordinator_takes_the_run_with_it_after_saving(tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = ["--on=local", f"--run-dir={run}", *slowly(0.5), *QUICK]
     words = [*WORKLOAD, SAVES_ONLY_WHEN_ASKED]

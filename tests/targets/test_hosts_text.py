@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.launch.conducting.member import read_members
+from drivetrain.launch.coordinator.member import read_members
 from drivetrain.launch.job import Job
 from drivetrain.launch.request import read_request
 from drivetrain.launch.targets.hosts import SshHosts
@@ -89,7 +89,7 @@ def test_members_are_one_ssh_each_and_survive_the_file(tmp_path: Path) -> None:
         "2222",
         "me@b",
         "cd '/shared/my code' && exec env 'A=b c' /venv/bin/python"
-        " -m drivetrain.launch.conducting.leash --nnodes=2 --nproc-per-node=1"
+        " -m drivetrain.launch.coordinator.stdin_watchdog --nnodes=2 --nproc-per-node=1"
         " --run-dir=/shared/run --grace-period=30"
         """ --local-addr=10.0.0.2 train.py --title 'it'"'"'s mine'""",
     )

@@ -14,9 +14,9 @@ import pytest
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.launch import secret_variables, submission
-from drivetrain.launch.conducting import leash
-from drivetrain.launch.conducting.conductor import conduct
-from drivetrain.launch.conducting.member import FILE, FROM_STDIN, Member, Members
+from drivetrain.launch.coordinator import stdin_watchdog
+from drivetrain.launch.coordinator.coordinator import coordinate
+from drivetrain.launch.coordinator.member import FILE, FROM_STDIN, Member, Members
 from drivetrain.launch.job import Job
 from drivetrain.launch.request import Request, read_request
 from drivetrain.launch.target import State, Status
@@ -86,7 +86,7 @@ def test_a_member_is_told_over_its_standard_input(tmp_path: Path) -> None:
     command = (sys.executable, "-c", code, str(tmp_path / "told"))
     (tmp_path / FILE).write_text(Members((Member("here", command),), 1.0).text())
     secret_variables.write(tmp_path, (("WANDB_API_KEY", SECRET),))
-    assert conduct(tmp_path) == 0
+    assert coordinate(tmp_path) == 0
     assert json.loads((tmp_path / "told").read_text()) == {"WANDB_API_KEY": SECRET}
 
 
@@ -96,10 +96,10 @@ def test_the_leash_takes_the_first_line_and_holds_on_to_the_rest(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     reader, writer = os.pipe()
     os.write(writer, json.dumps({"WANDB_API_KEY": SECRET}).encode() + b"\nstop")
-    assert leash.variables_from(reader) == {"WANDB_API_KEY": SECRET}
+    assert stdin_watchdog.variables_from(reader) == {"WANDB_API_KEY": SECRET}
     assert os.read(reader, 10) == b"stop"
     os.close(writer)
-    assert leash.variables_from(reader) is None
+    assert stdin_watchdog.variables_from(reader) is None
     os.close(reader)
 
 

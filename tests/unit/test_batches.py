@@ -12,8 +12,8 @@ from drivetrain.config import load_config
 from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import BatchPlan, DataPosition, share, solve_micro_batch
 from drivetrain.data.keys import DATA, INIT, MODEL, fold, turn_seed
-from drivetrain.data.own_ids import OwnIds
 from drivetrain.data.permutation import Order
+from drivetrain.data.rank_sample_ids import RankSampleIds
 
 
 @st.composite
@@ -33,7 +33,7 @@ def test_an_epoch_holds_every_sample_exactly_once(plan: BatchPlan) -> None:
     assert plan.length is not None
     seen: Counter[int] = Counter()
     for rank in range(plan.num_ranks):
-        ids = OwnIds(plan, rank, seed=7, shuffle=True)
+        ids = RankSampleIds(plan, rank, seed=7, shuffle=True)
         for step in range(plan.steps_per_epoch):
             turns = plan.micro_batches(step, rank)
             assert len(turns) == plan.accumulation
@@ -86,7 +86,7 @@ def test_a_ranks_ids_can_be_asked_for_in_any_order(plan: BatchPlan, step: int) -
     epoch = plan.micro_batches(step, 0)[0].epoch
     order = Order(plan.length, 7, epoch)
     for micro in plan.micro_batches(step, plan.num_ranks - 1):
-        fresh = OwnIds(plan, plan.num_ranks - 1, seed=7, shuffle=True)
+        fresh = RankSampleIds(plan, plan.num_ranks - 1, seed=7, shuffle=True)
         positions = torch.arange(micro.start, plan.stop_of(micro))
         assert fresh.ids(micro) == order.ids(positions).tolist()
 
@@ -231,11 +231,11 @@ def test_a_chosen_micro_batch_is_left_alone_and_one_rank_has_one() -> None:
 
 def test_ids_are_looked_up_for_a_stretch_of_steps_and_not_again() -> None:
     plan = BatchPlan(4, 2, 2, 10)
-    ids = OwnIds(plan, 1, seed=7, shuffle=True)
+    ids = RankSampleIds(plan, 1, seed=7, shuffle=True)
     order = Order(10, 7, 1)
     for step in (3, 4, 5):
         for micro in plan.micro_batches(step, 1):
             positions = torch.arange(micro.start, plan.stop_of(micro))
             assert ids.ids(micro) == order.ids(positions).tolist()
-    in_order = OwnIds(plan, 1, seed=7, shuffle=False)
+    in_order = RankSampleIds(plan, 1, seed=7, shuffle=False)
     assert in_order.ids(plan.micro_batches(1, 1)[0]) == [6, 7]

@@ -20,9 +20,9 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.core.redaction import REMOVED, clean_traceback
 from drivetrain.diagnose.stacks import own_calls
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.supervise.ending.account import Account, write_end
-from drivetrain.supervise.ending.failure import RankFailure
-from drivetrain.supervise.ending.report import paragraph
+from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
+from drivetrain.supervise.failures.failure import RankFailure
+from drivetrain.supervise.failures.messages import paragraph
 from drivetrain.supervise.policy import Budgets, End, Kind, decide
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
@@ -151,9 +151,9 @@ def test_only_the_users_own_calls_and_the_one_that_raised_are_shown() -> None:
     assert own_calls(libraries) == libraries
 
 
-def failed(kind: Kind = Kind.FAILED, whole: Path | None = None) -> Account:
+def failed(kind: Kind = Kind.FAILED, whole: Path | None = None) -> AttemptReport:
     end = End(kind, 3, fault=RankFailure(0, 10, 1, TRACE).fault)
-    return Account(end, [RankFailure(0, 10, 1, TRACE)], "h", "", "", whole=whole)
+    return AttemptReport(end, [RankFailure(0, 10, 1, TRACE)], "h", "", "", whole=whole)
 
 
 def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) -> None:
@@ -173,19 +173,19 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
 def test_a_script_without_drivetrain_has_its_traceback_last() -> None:
     end = End(Kind.START_UP, 0, trains=False)
     failure = RankFailure(0, 10, 1, TRACE.partition("raised by")[0])
-    assert paragraph(Account(end, [failure], "h", "", "")).endswith("example.org/")
+    assert paragraph(AttemptReport(end, [failure], "h", "", "")).endswith("example.org/")
 
 
 def test_a_step_is_named_once() -> None:
     text = TRACE.replace("the hook Upload.on_log", "the evaluation after step 4")
-    account = Account(End(Kind.FAILED, 3), [RankFailure(0, 10, 1, text)], "h", "", "")
+    account = AttemptReport(End(Kind.FAILED, 3), [RankFailure(0, 10, 1, text)], "h", "", "")
     assert "\nthe evaluation after step 4 raised this, at hooks.py:31" in paragraph(account)
 
 
 def test_where_fit_was_called_is_no_place_to_look_at() -> None:
     text = TRACE.replace("/home/ada/hooks", "/usr/lib/python3/site-packages/torch/collate")
     failure = RankFailure(0, 10, 1, text.replace("the hook Upload.on_log", "f (collate), given 4,"))
-    account = Account(End(Kind.FAILED, 3), [failure], "h", "", "")
+    account = AttemptReport(End(Kind.FAILED, 3), [failure], "h", "", "")
     assert "\nf (collate), given 4, raised this after step 3: make the samples" in paragraph(
         account
     )

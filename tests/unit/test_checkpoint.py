@@ -31,9 +31,9 @@ from drivetrain.checkpoint.manifest import (
     folder_name,
     parse_folder,
 )
-from drivetrain.checkpoint.place import LocalPlace, Place, RemotePlace, place_at
 from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.state import pack, unpack
+from drivetrain.checkpoint.storage import LocalStorage, RemoteStorage, Storage, storage_at
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem
 
@@ -76,7 +76,7 @@ def test_folders_sort_by_step_and_nothing_else_is_one() -> None:
 # Lineage and catalogue
 
 
-def commit(place: Place, step: int, attempt: int, content: bytes = b"data") -> str:
+def commit(place: Storage, step: int, attempt: int, content: bytes = b"data") -> str:
     """A checkpoint with one file, committed as the checkpointer does."""
     file = File("data-00000.bin", len(content), checksum(content))
     whole = replace(manifest(step, attempt), files=(file,))
@@ -85,19 +85,19 @@ def commit(place: Place, step: int, attempt: int, content: bytes = b"data") -> s
     return whole.folder
 
 
-def states(place: Place) -> dict[str, str]:
+def states(place: Storage) -> dict[str, str]:
     return {entry.folder: entry.state for entry in catalogue.entries(place)}
 
 
 def test_attempts_get_numbers_of_their_own(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     assert [lineage.claim_next(place, step).attempt for step in (0, 10, 10)] == [1, 2, 3]
     assert lineage.claim_next(place, 20, at_least=7) == lineage.Claim(7, 20)
     assert [claim.step for claim in lineage.read_claims(place)] == [0, 10, 10, 20]
 
 
 def test_attempts_that_claim_at_once_get_different_numbers(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     start = threading.Barrier(8)
     numbers: list[int] = []
 
@@ -114,7 +114,7 @@ def test_attempts_that_claim_at_once_get_different_numbers(tmp_path: Path) -> No
 
 
 def test_what_a_stale_attempt_commits_late_is_not_part_of_the_run(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     lineage.claim_next(place, 0)
     commit(place, 10, 1)
     lineage.claim_next(place, 10)
@@ -145,7 +145,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_claim_nobody_can_read_is_for_a_person_to_decide(tmp_path: Path, content: bytes) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     lineage.claim_next(place, 0)
     commit(place, 10, 1)
     (tmp_path / "attempt-00002.json").write_bytes(content)
@@ -160,7 +160,7 @@ def test_a_claim_nobody_can_read_is_for_a_person_to_decide(tmp_path: Path, conte
 
 
 def test_a_claim_nobody_can_read_still_fences_who_runs(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     lineage.claim_next(place, 0)
     (tmp_path / "attempt-00002.json").write_bytes(b"")
     with pytest.raises(lineage.StaleAttempt, match="attempt 2 has taken over"):
@@ -168,7 +168,7 @@ def test_a_claim_nobody_can_read_still_fences_who_runs(tmp_path: Path) -> None:
 
 
 def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     lineage.claim_next(place, 40)
     path = tmp_path / "attempt-00001.json"
     good = path.read_bytes()
@@ -185,7 +185,7 @@ def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_not_read_under_another_number(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     lineage.claim_next(place, 0)
     (tmp_path / "attempt-00001.json").rename(tmp_path / "attempt-00002.json")
     with pytest.raises(EnvironmentProblem, match="it is attempt 1's"):
@@ -193,21 +193,21 @@ def test_a_claim_is_not_read_under_another_number(tmp_path: Path) -> None:
 
 
 def test_a_claim_of_an_earlier_release_has_no_checksum_and_is_read(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     facts = {"resumed_step": 10, "host": "a", "time_s": 1.5}
     place.put("attempt-00002.json", json.dumps(facts).encode())
     assert lineage.read_claims(place) == [lineage.Claim(2, 10)]
 
 
 def test_a_number_whose_claim_was_deleted_is_not_given_again(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     lineage.claim_next(place, 0)
     commit(place, 10, 2)
     assert lineage.claim_next(place, 10).attempt == 3, "or it would write into step-…-a2"
 
 
 def test_the_catalogue_tells_good_from_unfinished_from_damaged(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     short, fine = commit(place, 20, 1), commit(place, 10, 1)
     place.put(f"{folder_name(30, 1)}/data-00000.bin", b"half")
     place.put("weights.pt", b"not a checkpoint")
@@ -221,7 +221,7 @@ def test_the_catalogue_tells_good_from_unfinished_from_damaged(tmp_path: Path) -
 
 
 def test_verify_reads_what_the_catalogue_only_measures(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     folder = commit(place, 20, 1)
     catalogue.verify(place, folder)
     place.put(f"{folder}/data-00000.bin", b"dada")
@@ -244,7 +244,7 @@ def test_a_checkpoint_belongs_unless_a_later_attempt_went_on_from_before_it(
 def test_verify_finds_what_is_missing_what_is_strange_and_what_lies_elsewhere(
     tmp_path: Path,
 ) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     folder = commit(place, 20, 1)
     assert catalogue.verify(place, folder).step == 20
     place.put(f"{folder}/a-stranger.bin", b"x")
@@ -267,7 +267,7 @@ def test_files_larger_than_a_block_are_read_to_their_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_BLOCK", 4)
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     for content in (b"", b"abcd", b"abcdefghi"):
         catalogue.verify(place, commit(place, 20, 1, content))
     place.put(f"{folder_name(20, 1)}/data-00000.bin", b"abcdefghj")
@@ -347,13 +347,13 @@ def test_the_interval_says_how_it_came_about() -> None:
 
 
 @pytest.fixture(params=["local", "remote"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "local":
-        return place_at(tmp_path / "not" / "yet")
-    return place_at(f"memory://{tmp_path.name}")
+        return storage_at(tmp_path / "not" / "yet")
+    return storage_at(f"memory://{tmp_path.name}")
 
 
-def test_a_place_keeps_what_it_is_given(place: Place) -> None:
+def test_a_place_keeps_what_it_is_given(place: Storage) -> None:
     assert place.names() == []
     assert place.size("a/b.bin") is None
     place.put("a/b.bin", b"0123456789")
@@ -375,7 +375,7 @@ def test_a_place_keeps_what_it_is_given(place: Place) -> None:
 
 
 def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     place.put("a/b.bin", b"1")
     assert place.size("a") is None
     assert place.names("a/b.bin") == []
@@ -383,7 +383,7 @@ def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path: Path) -> None:
         place.read("a")
 
 
-def test_what_is_too_large_is_not_read(place: Place) -> None:
+def test_what_is_too_large_is_not_read(place: Storage) -> None:
     place.put("a.bin", b"0123456789")
     assert place.read("a.bin", most=10) == b"0123456789"
     assert place.read("a.bin", 3, most=7) == b"3456789"
@@ -392,7 +392,7 @@ def test_what_is_too_large_is_not_read(place: Place) -> None:
             place.read("a.bin", start, most=most)
 
 
-def test_only_one_can_create(place: Place) -> None:
+def test_only_one_can_create(place: Storage) -> None:
     assert place.create("claim", b"first")
     assert not place.create("claim", b"second")
     assert place.read("claim") == b"first"
@@ -407,7 +407,7 @@ def test_without_hard_links_only_one_can_create_and_it_is_said(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", no_links)
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     with pytest.warns(UserWarning, match="no hard links.*one at a time"):
         assert place.create("claim", b"first")
     assert not place.create("claim", b"second")
@@ -436,7 +436,7 @@ class Old(MemoryFileSystem):  # type: ignore[misc]
 @pytest.mark.parametrize("store", [Careless, Old])
 def test_a_store_that_lets_two_create_is_said(store: type[MemoryFileSystem]) -> None:
     fsspec.register_implementation(store.protocol, store, clobber=True)
-    place = place_at(f"{store.protocol}://bucket/{uuid.uuid4().hex}")
+    place = storage_at(f"{store.protocol}://bucket/{uuid.uuid4().hex}")
     with pytest.warns(UserWarning, match="same moment.*start one at a time"):
         assert place.create("claim", b"first")
     assert not place.create("claim", b"second")
@@ -446,10 +446,10 @@ def test_a_store_that_lets_two_create_is_said(store: type[MemoryFileSystem]) -> 
 def test_a_store_that_lets_only_one_create_is_not_talked_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert place_at(f"memory://{uuid.uuid4().hex}").create("claim", b"first")
+        assert storage_at(f"memory://{uuid.uuid4().hex}").create("claim", b"first")
 
 
-def test_what_is_removed_is_gone_and_may_be_gone_already(place: Place) -> None:
+def test_what_is_removed_is_gone_and_may_be_gone_already(place: Storage) -> None:
     place.put("a/b.bin", b"1")
     place.put("a/c.bin", b"2")
     place.remove("a/b.bin")
@@ -461,7 +461,7 @@ def test_what_is_removed_is_gone_and_may_be_gone_already(place: Place) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing_to_be_read(tmp_path: Path) -> None:
-    class Full(LocalPlace):
+    class Full(LocalStorage):
         def writing(self, name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
             (self.path / name).write_bytes(b"ha")
             raise OSError(28, "No space left on device")
@@ -477,7 +477,7 @@ def test_a_write_that_fails_leaves_nothing_to_be_read(tmp_path: Path) -> None:
 
 
 def test_many_writers_and_a_reader_that_never_sees_half(tmp_path: Path) -> None:
-    place = place_at(tmp_path)
+    place = storage_at(tmp_path)
     contents = [bytes([letter]) * 20_000 for letter in b"abcd"]
     place.put("file", contents[0])
     done = threading.Event()
@@ -495,10 +495,10 @@ def test_many_writers_and_a_reader_that_never_sees_half(tmp_path: Path) -> None:
 
 
 def test_addresses(tmp_path: Path) -> None:
-    assert isinstance(place_at(f"file://{tmp_path}"), LocalPlace)
-    assert isinstance(place_at("memory://x"), RemotePlace)
+    assert isinstance(storage_at(f"file://{tmp_path}"), LocalStorage)
+    assert isinstance(storage_at("memory://x"), RemoteStorage)
     with pytest.raises(ConfigError, match="address = nowhere://x: Protocol not known"):
-        place_at("nowhere://x")
+        storage_at("nowhere://x")
 
 
 # What a rank keeps to itself

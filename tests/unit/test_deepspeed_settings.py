@@ -12,6 +12,7 @@ from torch import nn
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.environments import detect
+from drivetrain.compat.pytorch import DistributedConfig
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.layout import Layout
@@ -20,7 +21,6 @@ from drivetrain.strategies.deepspeed import DeepSpeed
 from drivetrain.strategies.deepspeed.settings import Merged, merge
 from drivetrain.strategies.deepspeed.strategy import DeepSpeedStrategy
 from drivetrain.strategies.strategy import Profile
-from drivetrain.train.doors.presets import DistributedConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "deepspeed"
 

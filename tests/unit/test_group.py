@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 
-from drivetrain.supervise.meeting.group import Group, Meeting, Others
-from drivetrain.supervise.meeting.rendezvous import meet_in_folder
+from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
+from drivetrain.supervise.rendezvous.handler import join_in_folder
 
 
 class Member:
     """A node: what torchelastic's agent does when it meets is done by hand."""
 
     def __init__(self, folder: Path, nodes: tuple[int, int]) -> None:
-        self.handler = meet_in_folder(folder, nodes, "127.0.0.1", {"last_call_timeout": 1})
+        self.handler = join_in_folder(folder, nodes, "127.0.0.1", {"last_call_timeout": 1})
         spec = WorkerSpec("default", 1, self.handler, entrypoint="script.py")
         self.workers = WorkerGroup(spec)
         self.group = Group(self.workers, self._rendezvous)
@@ -90,7 +90,7 @@ def test_without_the_first_nodes_store_it_is_over_only_if_the_group_was_closed(
     first, second = met(2)
     second.workers.store = None  # as if it could not be reached
     assert second.group.finish(1) is Others.AT_WORK
-    monkeypatch.setattr("drivetrain.supervise.meeting.group._STORE_PATIENCE_S", -1.0)
+    monkeypatch.setattr("drivetrain.supervise.rendezvous.group._STORE_PATIENCE_S", -1.0)
     assert second.group.finish(1) is Others.LOST
     first.group.close(0)
     assert second.group.finish(1) is Others.FINISHED

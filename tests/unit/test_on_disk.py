@@ -16,7 +16,7 @@ import torch
 
 from drivetrain.checkpoint import lineage
 from drivetrain.checkpoint.manifest import NAME
-from drivetrain.checkpoint.place import LocalPlace, place_at
+from drivetrain.checkpoint.storage import LocalStorage, storage_at
 from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import MicroBatch
 from drivetrain.record.run_directory import RunDirectory
@@ -112,7 +112,7 @@ def test_a_step_that_goes_loses_its_manifest_first(
 
 
 def test_a_claim_is_on_disk_when_it_is_made(tmp_path: Path, calls: Calls) -> None:
-    lineage.claim_next(place_at(tmp_path), 0)
+    lineage.claim_next(storage_at(tmp_path), 0)
     name = "attempt-00001.json"
     in_order(
         calls,
@@ -148,16 +148,16 @@ def test_what_a_resume_goes_by_is_on_disk(tmp_path: Path, calls: Calls) -> None:
 
 
 def test_the_last_save_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, tries = LocalPlace.writing, []
+    real, tries = LocalStorage.writing, []
 
-    def writing(self: LocalPlace, name: str) -> Any:
+    def writing(self: LocalStorage, name: str) -> Any:
         if name.startswith("step-000000004"):
             tries.append(name)
             if len(tries) == 1:
                 raise OSError(28, "No space left on device")
         return real(self, name)
 
-    monkeypatch.setattr(LocalPlace, "writing", writing)
+    monkeypatch.setattr(LocalStorage, "writing", writing)
     train(tmp_path / "run", monkeypatch)
     assert (tmp_path / "run" / "checkpoints" / "step-000000004-a1" / NAME).is_file()
     assert len(tries) > 1

@@ -16,7 +16,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from drivetrain.checkpoint.place import LocalPlace
+from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.launch.guardian import guard
 from drivetrain.record.run_directory import RunDirectory
@@ -55,20 +55,20 @@ def train(run: Path, monkeypatch: pytest.MonkeyPatch, directory: str | None = No
 def test_checkpoints_that_nobody_may_write_are_a_mistake(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: LocalPlace, name: str, data: bytes) -> bool:
+    def refuse(self: LocalStorage, name: str, data: bytes) -> bool:
         raise OSError(code, os.strerror(code), name)
 
-    monkeypatch.setattr(LocalPlace, "create", refuse)
+    monkeypatch.setattr(LocalStorage, "create", refuse)
     said = rf"checkpoint.directory = .*: {os.strerror(code)}.*; give a place you may write to"
     with pytest.raises(EnvironmentProblem, match=said):
         train(tmp_path / "run", monkeypatch)
 
 
 def test_trouble_of_the_storage_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: LocalPlace, name: str, data: bytes) -> bool:
+    def fail(self: LocalStorage, name: str, data: bytes) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO), name)
 
-    monkeypatch.setattr(LocalPlace, "create", fail)
+    monkeypatch.setattr(LocalStorage, "create", fail)
     with pytest.raises(OSError, match="Input/output error"):
         train(tmp_path / "run", monkeypatch)
 

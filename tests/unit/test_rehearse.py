@@ -13,11 +13,11 @@ from drivetrain.data.batches import BatchPlan
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, _candidate, compare
 from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
 from drivetrain.rehearse.findings import Failure, Memory, RankReport, find
 from drivetrain.rehearse.lines import Line, here, is_users
 from drivetrain.rehearse.memory import LiveBytes
 from drivetrain.rehearse.sample import axes_of, choose_ranks, speaker_for
-from drivetrain.rehearse.stand_ins import StandIns
 
 LARGE = Layout(pp=4, dp_shard=128, tp=8)
 
@@ -89,7 +89,7 @@ def test_the_users_line_is_found_and_a_librarys_is_not() -> None:
 
 
 def test_live_bytes_follow_tensors_and_not_their_views() -> None:
-    tensors = StandIns(LiveBytes())
+    tensors = FakeTensorDispatch(LiveBytes())
     with tensors, tensors.memory.following_resizes():
         one = torch.empty(500, 500)
         assert isinstance(one, FakeTensor)
@@ -103,7 +103,7 @@ def test_live_bytes_follow_tensors_and_not_their_views() -> None:
 
 
 def test_whole_numbers_and_single_values_stay_real() -> None:
-    tensors = StandIns(LiveBytes())
+    tensors = FakeTensorDispatch(LiveBytes())
     with tensors:
         assert torch.arange(10).sum().item() == 45
         assert torch.zeros(1).item() == 0.0
@@ -112,7 +112,7 @@ def test_whole_numbers_and_single_values_stay_real() -> None:
 
 
 def test_a_limit_is_noted_where_it_is_passed() -> None:
-    tensors = StandIns(LiveBytes())
+    tensors = FakeTensorDispatch(LiveBytes())
     tensors.memory.watch(3_000_000)
     with tensors:
         small = torch.empty(500, 1000)

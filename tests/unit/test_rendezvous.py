@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core.errors import EnvironmentProblem
-from drivetrain.launch.conducting import lock
-from drivetrain.supervise.meeting.alive import Alive
-from drivetrain.supervise.meeting.last_call import LastCall
-from drivetrain.supervise.meeting.rendezvous import FolderRendezvous, meet_in_folder
+from drivetrain.launch.coordinator import lock
+from drivetrain.supervise.rendezvous.alive import Alive
+from drivetrain.supervise.rendezvous.handler import FolderRendezvous, join_in_folder
+from drivetrain.supervise.rendezvous.last_call import LastCall
 
 
 def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: Path) -> None:
-    first, late = (meet_in_folder(tmp_path, (1, 1), "127.0.0.1", {}) for _ in range(2))
+    first, late = (join_in_folder(tmp_path, (1, 1), "127.0.0.1", {}) for _ in range(2))
     first.next_rendezvous()
     assert not late.has_finished
     first.close_finished()
@@ -35,7 +35,7 @@ def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: 
 
 
 def test_a_group_that_was_given_up_is_not_a_run_that_is_done(tmp_path: Path) -> None:
-    first, late = (meet_in_folder(tmp_path, (1, 1), "127.0.0.1", {}) for _ in range(2))
+    first, late = (join_in_folder(tmp_path, (1, 1), "127.0.0.1", {}) for _ in range(2))
     first.next_rendezvous()
     first.set_closed()
     first.shutdown()
@@ -51,7 +51,7 @@ def _meet(handlers: Sequence[FolderRendezvous]) -> list[tuple[int, int]]:
 
 
 def test_many_nodes_that_come_at_once_change_the_list_once_each(tmp_path: Path) -> None:
-    nodes = [meet_in_folder(tmp_path, (24, 24), "127.0.0.1", {}) for _ in range(24)]
+    nodes = [join_in_folder(tmp_path, (24, 24), "127.0.0.1", {}) for _ in range(24)]
     assert _meet(nodes) == [(rank, 24) for rank in range(24)]
     head = nodes[0].meeting.head()
     assert head is not None
@@ -61,7 +61,7 @@ def test_many_nodes_that_come_at_once_change_the_list_once_each(tmp_path: Path) 
 
 def test_a_node_without_a_sign_of_life_is_left_out(tmp_path: Path) -> None:
     settings = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2, "last_call_timeout": 1}
-    nodes = [meet_in_folder(tmp_path, (2, 3), "127.0.0.1", settings) for _ in range(3)]
+    nodes = [join_in_folder(tmp_path, (2, 3), "127.0.0.1", settings) for _ in range(3)]
     assert _meet(nodes) == [(rank, 3) for rank in range(3)]
     nodes[0]._stop_heartbeats()  # as if its host had been switched off
     assert _meet(nodes[1:]) == [(0, 2), (1, 2)]
@@ -70,7 +70,7 @@ def test_a_node_without_a_sign_of_life_is_left_out(tmp_path: Path) -> None:
 
 def test_who_lives_changes_nothing_that_others_must_read(tmp_path: Path) -> None:
     settings = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2}
-    nodes = [meet_in_folder(tmp_path, (2, 2), "127.0.0.1", settings) for _ in range(2)]
+    nodes = [join_in_folder(tmp_path, (2, 2), "127.0.0.1", settings) for _ in range(2)]
     _meet(nodes)
     before = nodes[0].meeting.head()
     nodes[0]._nodes.is_dead(nodes[1]._this_node)
@@ -137,7 +137,7 @@ def test_a_last_call_lasts_as_long_by_every_clock(skew_s: float) -> None:
 def test_no_sign_of_life_is_read_as_a_time(tmp_path: Path) -> None:
     """Neither a file's time nor a written one: here both are ten minutes off, either way."""
     settings = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2, "last_call_timeout": 1}
-    nodes = [meet_in_folder(tmp_path, (3, 3), "127.0.0.1", settings) for _ in range(3)]
+    nodes = [join_in_folder(tmp_path, (3, 3), "127.0.0.1", settings) for _ in range(3)]
     assert _meet(nodes) == [(rank, 3) for rank in range(3)]
     for node, skew_s in zip(nodes, (-600, 0, 600), strict=True):
         at_s = time.time() + skew_s
@@ -159,7 +159,7 @@ def test_a_file_system_without_locks_is_said_at_the_start(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     said = r"no locks \(flock: .*\); mount it with locks"
     with pytest.raises(EnvironmentProblem, match=said):
-        meet_in_folder(tmp_path, (2, 2), "127.0.0.1", {})
+        join_in_folder(tmp_path, (2, 2), "127.0.0.1", {})
     with pytest.raises(EnvironmentProblem, match=said):
         lock.hold(tmp_path)
     (tmp_path / "conductor.lock").write_text("elsewhere 1")

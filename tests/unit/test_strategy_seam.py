@@ -25,7 +25,7 @@ NAMES = re.compile(r"ddp|fsdp|hsdp|deepspeed|horovod|local_?sgd|zero_stage", re.
 
 ALLOWED = {
     "__init__.py": "the public names of the drop-in trainers",
-    "train/doors/": "the drop-in trainers: the names they replace are their interface",
+    "compat/": "the drop-in trainers: the names they replace are their interface",
     "cluster/environments.py": "horovodrun is a launcher that ranks can be started by",
     "cluster/measured.py": "the key of a file that older versions have written",
     "doctor/": "versions and variables of libraries, whether a run uses them or not",

@@ -9,7 +9,7 @@ from typing import Literal
 
 from drivetrain.checkpoint import index_check, lineage, manifest
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
-from drivetrain.checkpoint.place import Place
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.core.errors import DamagedRun
 
 _BLOCK = 16 << 20
@@ -40,7 +40,7 @@ class Entry:
         return "replaced" if self.problem == _REPLACED else "damaged"
 
 
-def entries(place: Place, *, check_sizes: bool = True) -> list[Entry]:
+def entries(place: Storage, *, check_sizes: bool = True) -> list[Entry]:
     """Every checkpoint folder, newest first. Sizes are checked, contents are not read."""
     claims = lineage.read_claims(place)
     found = [(parsed, name) for name in place.names() if (parsed := parse_folder(name))]
@@ -57,7 +57,7 @@ def entries(place: Place, *, check_sizes: bool = True) -> list[Entry]:
     return listed
 
 
-def read_manifest(place: Place, folder: str, *, check_sizes: bool = True) -> Manifest:
+def read_manifest(place: Storage, folder: str, *, check_sizes: bool = True) -> Manifest:
     """The manifest, if every file it lists is there with its size: one request per file."""
     try:
         data = place.read(f"{folder}/{manifest.NAME}", most=_MOST_MANIFEST_BYTES)
@@ -77,7 +77,7 @@ def read_manifest(place: Place, folder: str, *, check_sizes: bool = True) -> Man
     return described
 
 
-def verify(place: Place, folder: str) -> Manifest:
+def verify(place: Storage, folder: str) -> Manifest:
     """Read every byte; DamagedCheckpoint names the first file that is not what was written."""
     described = read_manifest(place, folder)
     try:
@@ -87,7 +87,7 @@ def verify(place: Place, folder: str) -> Manifest:
     return described
 
 
-def _verify_files(place: Place, folder: str, described: Manifest) -> None:
+def _verify_files(place: Storage, folder: str, described: Manifest) -> None:
     for file in described.files:
         total = 0
         for block in _blocks(place, f"{folder}/{file.name}", file.size):
@@ -104,6 +104,6 @@ def _verify_files(place: Place, folder: str, described: Manifest) -> None:
         index_check.read_index(index, sizes)
 
 
-def _blocks(place: Place, name: str, size: int) -> Iterator[bytes]:
+def _blocks(place: Storage, name: str, size: int) -> Iterator[bytes]:
     for start in range(0, size, _BLOCK):
         yield place.read(name, start, min(_BLOCK, size - start))

@@ -40,11 +40,11 @@ from drivetrain.checkpoint.manifest import (
     Manifest,
     folder_name,
 )
-from drivetrain.checkpoint.place import Place
 from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import EnvironmentProblem, NotSaved, Problem
 from drivetrain.parallel.parts import on_host, whole
@@ -83,7 +83,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        place: Place,
+        place: Storage,
         rule: Checkpoint,
         world: World,
         strategy: str,
@@ -356,7 +356,7 @@ class Checkpointer:
             return {}
         return whole | {name: tensor for part in everyones for name, tensor in part.items()}
 
-    def elsewhere(self, place: Place) -> Checkpointer:
+    def elsewhere(self, place: Storage) -> Checkpointer:
         """The same, for another run's checkpoints: to load from, over the same lines."""
         other = copy.copy(self)
         other.place = place

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from drivetrain.checkpoint.manifest import Manifest
-from drivetrain.checkpoint.place import Place
 from drivetrain.checkpoint.state import is_own, unpack
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.whole_tensors import WholeTensors
 
 _COMPARED = ("step", "contents", "strategy", "layout", "position", "values", "versions")
@@ -52,7 +52,7 @@ class Comparison:
         return not self.differences
 
 
-def compare(here: tuple[Place, Manifest], there: tuple[Place, Manifest]) -> Comparison:
+def compare(here: tuple[Storage, Manifest], there: tuple[Storage, Manifest]) -> Comparison:
     """All differences of two checkpoints; at most one tensor of each is in memory."""
     left, right = WholeTensors(*here), WholeTensors(*there)
     differences = [*_values(_plain(here[1]), _plain(there[1]))]

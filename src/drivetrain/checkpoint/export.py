@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from drivetrain.checkpoint.manifest import Manifest
-from drivetrain.checkpoint.place import Place
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.whole_tensors import WholeTensors
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.extras import require
@@ -39,7 +39,7 @@ class Exported:
 
 
 def export_weights(
-    place: Place, manifest: Manifest, target: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+    place: Storage, manifest: Manifest, target: Path, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Exported:
     """Write a checkpoint's weights to `target`: a .pt file, or a folder of safetensors."""
     _check_free(target)

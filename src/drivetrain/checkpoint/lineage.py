@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from drivetrain.checkpoint.manifest import fingerprint, parse_folder
-from drivetrain.checkpoint.place import Place
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
 
 _CLAIM = re.compile(r"attempt-(\d+)\.json")
@@ -45,18 +45,18 @@ def belongs(step: int, attempt: int, claims: Iterable[Claim]) -> bool:
     return all(step <= claim.step for claim in claims if claim.attempt > attempt)
 
 
-def read_claims(place: Place) -> list[Claim]:
+def read_claims(place: Storage) -> list[Claim]:
     """Every attempt that was ever begun, in order; EnvironmentProblem when one cannot be read."""
     return [_parse(number, place.read(_name(number)), place) for number in claimed(place)]
 
 
-def claimed(place: Place) -> list[int]:
+def claimed(place: Storage) -> list[int]:
     """The numbers that were ever taken, in order, whether or not their claims can be read."""
     found = (_CLAIM.fullmatch(name) for name in place.names())
     return sorted(int(match[1]) for match in found if match is not None)
 
 
-def claim_next(place: Place, step: int, at_least: int = 1) -> Claim:
+def claim_next(place: Storage, step: int, at_least: int = 1) -> Claim:
     """Take the next number. Several may try at once; each gets one of its own."""
     taken = [claim.attempt for claim in read_claims(place)]
     # a claim may have been deleted by hand; what its attempt wrote must not be written into
@@ -67,7 +67,7 @@ def claim_next(place: Place, step: int, at_least: int = 1) -> Claim:
     return Claim(number, step)
 
 
-def check_not_stale(place: Place, attempt: int) -> None:
+def check_not_stale(place: Storage, attempt: int) -> None:
     """Raise StaleAttempt when a later attempt exists."""
     newest = max(claimed(place), default=attempt)
     if newest > attempt:
@@ -87,7 +87,7 @@ def _written(claim: Claim) -> bytes:
     return json.dumps({**facts, "self_crc32": fingerprint(facts)}).encode()
 
 
-def _parse(number: int, data: bytes, place: Place) -> Claim:
+def _parse(number: int, data: bytes, place: Storage) -> Claim:
     try:
         facts = json.loads(data)
         step = facts["resumed_step"]
@@ -105,7 +105,7 @@ def _parse(number: int, data: bytes, place: Place) -> Claim:
     return Claim(number, step)
 
 
-def _unreadable(number: int, why: str, place: Place) -> EnvironmentProblem:
+def _unreadable(number: int, why: str, place: Storage) -> EnvironmentProblem:
     rule = (
         f"the claim of attempt {number} cannot be read ({why}), so which checkpoints count is "
         "unknown, and nothing was touched"

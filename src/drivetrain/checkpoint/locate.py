@@ -13,7 +13,7 @@ import yaml
 from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
-from drivetrain.checkpoint.place import Place, place_at
+from drivetrain.checkpoint.storage import Storage, storage_at
 from drivetrain.core.addresses import followed
 from drivetrain.core.bounded import SMALL_BYTES, one_line, parse_yaml
 from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
@@ -24,7 +24,7 @@ from drivetrain.core.redaction import REMOVED
 class Located:
     """A place with checkpoints, and one of them when one was named."""
 
-    place: Place
+    place: Storage
     folder: str | None = None
 
     def entries(self) -> list[Entry]:
@@ -75,8 +75,8 @@ def locate(address: str) -> Located:
 
 def _search(address: str) -> Located | None:
     parent, _, name = address.rstrip("/").rpartition("/")
-    if parse_folder(name) and name in place_at(parent or ".").names():
-        return Located(place_at(parent or "."), name)
+    if parse_folder(name) and name in storage_at(parent or ".").names():
+        return Located(storage_at(parent or "."), name)
     for place in _candidates(address):
         if any(parse_folder(name) for name in place.names()):
             return Located(place)
@@ -89,16 +89,16 @@ def damaged(folder: str, problem: DamagedCheckpoint | str) -> DrivetrainError:
     return DrivetrainError(str(Problem(folder, str(problem), remedy, has_value=False)))
 
 
-def _candidates(address: str) -> Iterator[Place]:
-    here = place_at(address)
+def _candidates(address: str) -> Iterator[Storage]:
+    here = storage_at(address)
     yield here
-    yield place_at(f"{address.rstrip('/')}/checkpoints")
+    yield storage_at(f"{address.rstrip('/')}/checkpoints")
     elsewhere = _directory_of_run(here)
     if elsewhere is not None:
-        yield place_at(elsewhere)
+        yield storage_at(elsewhere)
 
 
-def _directory_of_run(run: Place) -> str | None:
+def _directory_of_run(run: Storage) -> str | None:
     """Where a run was told to put its checkpoints (`checkpoint.directory`)."""
     if run.size("run.yaml") is None:
         return None

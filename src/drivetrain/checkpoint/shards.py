@@ -28,7 +28,7 @@ from torch.futures import Future
 from drivetrain.checkpoint import tensor_index
 from drivetrain.checkpoint.index_check import MOST_INDEX_BYTES
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, checksum
-from drivetrain.checkpoint.place import Place
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.tensor_index import Piece
 
 Commit = Callable[[list[File]], None]
@@ -47,7 +47,7 @@ class ShardWriter(StorageWriter):
 
     def __init__(
         self,
-        place: Place,
+        place: Storage,
         folder: str,
         rank: int,
         commit: Commit,
@@ -123,7 +123,7 @@ class ShardWriter(StorageWriter):
 class ShardReader(StorageReader):
     """Reads pieces and holds each to its checksum; a wrong one is never copied anywhere."""
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    def __init__(self, place: Storage, manifest: Manifest) -> None:
         self._place = place
         self._folder = manifest.folder
         self._sizes = {file.name: file.size for file in manifest.files}

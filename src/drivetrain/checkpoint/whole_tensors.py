@@ -12,14 +12,14 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from drivetrain.checkpoint import tensor_index
 from drivetrain.checkpoint.manifest import Manifest
-from drivetrain.checkpoint.place import Place
 from drivetrain.checkpoint.shards import ShardReader
+from drivetrain.checkpoint.storage import Storage
 
 
 class WholeTensors:
     """A checkpoint's tensors by name; each piece is held to its checksum as it is read."""
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    def __init__(self, place: Storage, manifest: Manifest) -> None:
         self._reader = ShardReader(place, manifest)
         self._metadata = self._reader.read_metadata()
 

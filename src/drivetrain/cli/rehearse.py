@@ -24,7 +24,7 @@ def run(
 
     memory = None if device_memory is None else memory_size(device_memory)
 
-    from drivetrain.rehearse.desk import Asked, rehearse
+    from drivetrain.rehearse.client import Asked, rehearse
     from drivetrain.rehearse.show import as_dict, lines
 
     console = terminal(soft_wrap=True)

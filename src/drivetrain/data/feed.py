@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from drivetrain.data.batches import BatchPlan, DataPosition, MicroBatch
 from drivetrain.data.keys import DATA, fold, turn_seed
-from drivetrain.data.own_ids import OwnIds
+from drivetrain.data.rank_sample_ids import RankSampleIds
 from drivetrain.data.reading import Collated, read
 from drivetrain.data.seeding import seed_data
 from drivetrain.data.sources import Source
@@ -68,7 +68,7 @@ class MapFeed:
 
     def sample_ids(self, step: int) -> list[int]:
         """By the plan; turns without samples have none."""
-        ids = OwnIds(self.plan, self._rank, self._seed, shuffle=self._source.shuffle)
+        ids = RankSampleIds(self.plan, self._rank, self._seed, shuffle=self._source.shuffle)
         turns = self.plan.micro_batches(step, self._rank)
         return [i for turn in turns if turn.num_samples for i in ids.ids(turn)]
 
@@ -128,7 +128,7 @@ class KeyedDataset(Dataset[Any]):
         self._dataset = source.dataset
         self._stream = fold(seed, DATA)
         self._draws = not source.draws_nothing
-        self._ids = OwnIds(plan, rank, seed, shuffle=source.shuffle)
+        self._ids = RankSampleIds(plan, rank, seed, shuffle=source.shuffle)
 
     def __getitems__(self, micro: MicroBatch) -> list[Any]:
         if self._draws:

@@ -22,7 +22,18 @@ from drivetrain.doctor.network import resolve
 TOKEN = re.compile(r"\.drivetrain-doctor-[0-9a-f]{8}")
 """The name of a file that is left for others to see."""
 CALLS = frozenset(
-    {"facts", "clock", "listen", "hush", "resolve", "dial", "measure", "leave", "sees", "clear"}
+    {
+        "facts",
+        "clock",
+        "listen",
+        "close_ports",
+        "resolve",
+        "dial",
+        "measure",
+        "leave",
+        "sees",
+        "clear",
+    }
 )
 
 
@@ -43,11 +54,11 @@ class Agent:
 
     def listen(self, ports: Sequence[int]) -> dict[str, int]:
         """Open ports to be dialled; those that are held are left out of the answer."""
-        self.hush()
+        self.close_ports()
         self._listener = links.Listener(ports)
         return {str(asked): opened for asked, opened in self._listener.ports.items()}
 
-    def hush(self) -> None:
+    def close_ports(self) -> None:
         """Close them."""
         if self._listener is not None:
             self._listener.close()
@@ -106,7 +117,7 @@ def answer(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
     method: Callable[..., Any] = getattr(agent, name)
     try:
         return {"answer": method(**request["with"])}
-    except Exception as error:  # the desk decides what it means
+    except Exception as error:  # the client decides what it means
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -117,12 +128,12 @@ def _checked(name: str) -> str:
 
 
 def main() -> None:
-    """Until the input ends: the desk is gone, or done."""
+    """Until the input ends: the client is gone, or done."""
     agent = Agent()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(agent, json.loads(line))) + "\n")
         sys.stdout.flush()
-    agent.hush()
+    agent.close_ports()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the desk speaks to an agent: through a pipe (this machine, ssh), or by files in a folder.
+"""How the client speaks to an agent: through a pipe (this machine, ssh), or by files in a folder.
 
 Neither needs the network that is being examined: ssh's port is open where a run's may not be, and a
 folder that all hosts share is there under any scheduler.
@@ -26,7 +26,7 @@ from drivetrain.doctor.agent import Agent, answer
 _PATIENCE_S = 60.0
 _POLL_S = 0.02
 _MEMBERS_CALLS = frozenset(
-    {"facts", "clock", "listen", "hush", "resolve", "dial", "measure", "sees"}
+    {"facts", "clock", "listen", "close_ports", "resolve", "dial", "measure", "sees"}
 )
 """Whoever leads a meeting leaves and clears files itself."""
 _AGENT_MODULE = "drivetrain.doctor.agent"
@@ -38,7 +38,7 @@ class AgentLost(EnvironmentProblem):
 
 
 class Channel(Protocol):
-    """One agent, seen from the desk."""
+    """One agent, seen from the client."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Channel(Protocol):
 
 
 class Here:
-    """An agent in this very process, for the host the desk stands on."""
+    """An agent in this very process, for the host the client stands on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Here:
 
     def close(self) -> None:
         """Close its ports."""
-        self._agent.hush()
+        self._agent.close_ports()
 
 
 class Pipe:
@@ -176,7 +176,7 @@ def answer_in(folder: Path, patience_s: float, limits: Limits) -> None:
             break
         write_whole(folder / f"answer-{number}", json.dumps(_answer(agent, request, limits)))
         number, deadline = number + 1, time.monotonic() + patience_s
-    agent.hush()
+    agent.close_ports()
 
 
 def _answer(agent: Agent, request: Mapping[str, Any], limits: Limits) -> dict[str, Any]:

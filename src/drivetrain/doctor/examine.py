@@ -139,7 +139,7 @@ def _links(
             found += [link for links in _side_by_side(pairs, _both_ways) for link in links]
         found = _looked_at_twice(found, members, question.expected)
     finally:
-        _side_by_side(members, lambda member: member.channel.ask("hush"))
+        _side_by_side(members, lambda member: member.channel.ask("close_ports"))
     return tuple(sorted(found, key=lambda link: (link.source, link.target)))
 
 

@@ -96,7 +96,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Clock:
-    """A host's clock against the desk's; the truth is within `uncertainty_s` of `offset_s`."""
+    """A host's clock against the client's; the truth is within `uncertainty_s` of `offset_s`."""
 
     host: str
     offset_s: float

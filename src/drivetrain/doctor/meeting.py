@@ -1,6 +1,6 @@
 """Members of a job meet in a folder: `srun drivetrain doctor --meet DIR`.
 
-Each puts down its name; the first by name becomes the desk, the others answer it until it is done.
+Each puts down its name; the first by name is the client, the others answer it until it is done.
 """
 
 from __future__ import annotations

@@ -100,13 +100,13 @@ def _probe_store_apart(address: str) -> StorageProbe:
 
 def probe_store(address: str) -> StorageProbe:
     """An object store has no rename: what counts is that a put is whole and can be deleted."""
-    from drivetrain.checkpoint.place import place_at
+    from drivetrain.checkpoint.storage import storage_at
 
     data = os.urandom(2**20)
     name = f".drivetrain-doctor-{uuid.uuid4().hex[:8]}"
     act = "reach"
     try:
-        place = place_at(address)
+        place = storage_at(address)
         act = "write"
         began = time.perf_counter()
         place.put(name, data)

@@ -22,7 +22,7 @@ from drivetrain.core.linux import require_linux
 from drivetrain.launch import node
 from drivetrain.launch.run_lock import only_launcher
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
-from drivetrain.supervise.ending.account import write_closed
+from drivetrain.supervise.failures.attempt_report import write_closed
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.processes.worker import PARENT
 

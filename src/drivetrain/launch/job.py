@@ -19,9 +19,9 @@ class Job:
     flags: tuple[str, ...]
     """Further flags of `drivetrain train` for each node: --live, -m, --stall-timeout=…"""
     run_dir: str
-    """Absolute, on storage that all nodes share; the desk keeps job.json in it."""
+    """Absolute, on storage that all nodes share; the client keeps job.json in it."""
     working_dir: str
-    """Where the desk was when the job was asked for; nodes start there."""
+    """Where the client was when the job was asked for; nodes start there."""
     num_nodes: int = 1
     max_nodes: int = 1
     """More than num_nodes: the run is elastic between the two."""
@@ -92,7 +92,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def script_problems(job: Job) -> list[Problem]:
-    """For targets whose nodes see the desk's files: is the script there?"""
+    """For targets whose nodes see the client's files: is the script there?"""
     if job.is_module or "--no-python" in job.flags:
         return []
     if (Path(job.working_dir) / job.script).is_file():

@@ -140,18 +140,18 @@ def _meeting_place(
     head_start: HeadStart | None,
 ) -> RendezvousHandler:
     """Nodes meet in the run's directory; alone there is nobody to meet; or as torchrun would."""
-    from drivetrain.supervise.meeting.rendezvous import meet_in_folder
+    from drivetrain.supervise.rendezvous.handler import join_in_folder
 
     if not _meets_in_folder(args, given):
         return _as_torchrun(config)
     if head_start is not None:
         folder = scratch / head_start.run_id
-        return meet_in_folder(folder, (1, 1), "127.0.0.1", {}, head_start.listener)
+        return join_in_folder(folder, (1, 1), "127.0.0.1", {}, head_start.listener)
     if _is_alone(args):
-        return meet_in_folder(scratch / uuid.uuid4().hex, (1, 1), "127.0.0.1", {})
+        return join_in_folder(scratch / uuid.uuid4().hex, (1, 1), "127.0.0.1", {})
     folder = Path(args.run_dir) / "rendezvous" / config.run_id
     nodes = (config.min_nodes, config.max_nodes)
-    return meet_in_folder(folder, nodes, _own_address(args), config.rdzv_configs)
+    return join_in_folder(folder, nodes, _own_address(args), config.rdzv_configs)
 
 
 def _is_alone(args: argparse.Namespace) -> bool:

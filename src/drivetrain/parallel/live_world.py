@@ -14,7 +14,7 @@ from drivetrain.parallel.world import World, device_of
 
 
 @dataclass
-class Seat:
+class ReplicaRank:
     """This replica's place in the latest quorum."""
 
     rank: int
@@ -25,7 +25,7 @@ class Seat:
 class LiveWorld(World):
     """`identity` is the replica's name; its world size is how many the job was started with."""
 
-    seat: Seat = field(default_factory=lambda: Seat(0, 1))
+    seat: ReplicaRank = field(default_factory=lambda: ReplicaRank(0, 1))
 
     @property
     def is_main(self) -> bool:
@@ -40,5 +40,5 @@ class LiveWorld(World):
 
 def live_world(identity: Identity) -> LiveWorld:
     """Meets nobody yet: the first quorum does."""
-    seat = Seat(identity.rank, identity.world_size)
+    seat = ReplicaRank(identity.rank, identity.world_size)
     return LiveWorld(identity, Layout(), device_of(identity), None, seat=seat)

@@ -25,11 +25,11 @@ from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
 from drivetrain.parallel.parts import local_parts
-from drivetrain.plan.profile.as_in_a_run import shapes_worked_out_aside
+from drivetrain.plan.profile.fake_tensor_patches import shapes_worked_out_aside
+from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
+from drivetrain.rehearse.fake_tensor_patches import moving_modules
 from drivetrain.rehearse.findings import Memory
-from drivetrain.rehearse.halfway import moving_modules
 from drivetrain.rehearse.lines import Line, here
-from drivetrain.rehearse.stand_ins import StandIns
 from drivetrain.rehearse.world import RehearsedWorld
 from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.history import History, StepMetrics
@@ -58,7 +58,7 @@ class Seen:
     notes: tuple[str, ...] = ()
     batches: BatchPlan | None = None
 
-    def memory(self, tensors: StandIns) -> Memory:
+    def memory(self, tensors: FakeTensorDispatch) -> Memory:
         """In bytes, so far."""
         live = tensors.memory
         return Memory(
@@ -67,7 +67,7 @@ class Seen:
 
 
 def rehearse_fit(
-    trainer: Trainer, train: Any, world: RehearsedWorld, tensors: StandIns, seen: Seen
+    trainer: Trainer, train: Any, world: RehearsedWorld, tensors: FakeTensorDispatch, seen: Seen
 ) -> None:
     """Two steps of the user's training, as one rank of `world`."""
     resolved = _settled(trainer.resolved)
@@ -118,7 +118,7 @@ def _settled(resolved: ResolvedConfig) -> ResolvedConfig:
     return resolved
 
 
-def _build(task: Task, tensors: StandIns, lines: dict[str, Line | None]) -> nn.Module:
+def _build(task: Task, tensors: FakeTensorDispatch, lines: dict[str, Line | None]) -> nn.Module:
     made_at: dict[tuple[int, str], Line | None] = {}
 
     def note(module: nn.Module, name: str, _: Any) -> None:
@@ -139,14 +139,14 @@ def _build(task: Task, tensors: StandIns, lines: dict[str, Line | None]) -> nn.M
     return model
 
 
-def _lose(task: Task, model: nn.Module, batch: Any, tensors: StandIns) -> Loss:
+def _lose(task: Task, model: nn.Module, batch: Any, tensors: FakeTensorDispatch) -> Loss:
     tensors.memory.doing = "computing the loss"
     loss = task.loss(model, batch)
     tensors.memory.doing = "going back through it"
     return loss
 
 
-def _loop(task: Task, assembly: Assembly, tensors: StandIns, notify: _Watch) -> Loop:
+def _loop(task: Task, assembly: Assembly, tensors: FakeTensorDispatch, notify: _Watch) -> Loop:
     config = assembly.config
     return kind_of_loop(config)(
         task=task,
@@ -192,7 +192,7 @@ class _SavesNothing:
 class _FakedFeed:
     """Reads real data outside of the rehearsal's tensors, and hands on stand-ins."""
 
-    def __init__(self, feed: Feed, tensors: StandIns) -> None:
+    def __init__(self, feed: Feed, tensors: FakeTensorDispatch) -> None:
         self.plan = feed.plan
         self._feed = feed
         self._tensors = tensors
@@ -233,7 +233,11 @@ class _Watch:
     """The user's hooks, and a look at the gradients."""
 
     def __init__(
-        self, trainer: Trainer, tensors: StandIns, seen: Seen, lines: dict[str, Line | None]
+        self,
+        trainer: Trainer,
+        tensors: FakeTensorDispatch,
+        seen: Seen,
+        lines: dict[str, Line | None],
     ) -> None:
         self._hooks = HookCaller(trainer, trainer.hooks)
         self._trainer = trainer

@@ -12,12 +12,10 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import drivetrain
-
 _LIBRARIES = tuple(
     str(Path(place).resolve())
     for place in {
-        Path(drivetrain.__file__).parent,
+        Path(__file__).parents[1],  # this package
         *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")),
         *(Path(sysconfig.get_path(name)) for name in ("platlib",)),
     }

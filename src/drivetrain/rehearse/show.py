@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain.core.units import readable_bytes
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import Call
-from drivetrain.rehearse.desk import Rehearsal
+from drivetrain.rehearse.client import Rehearsal
 from drivetrain.rehearse.findings import Finding, RankReport
 from drivetrain.rehearse.sample import axes_of
 

@@ -18,13 +18,13 @@ from torch._C._distributed_c10d import FileStore
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.world import layout_from
+from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
 from drivetrain.rehearse.findings import Failure, RankReport
 from drivetrain.rehearse.fit import Seen, rehearse_fit
 from drivetrain.rehearse.lines import distinct, of_error
 from drivetrain.rehearse.mailbox import Mailbox, NotTogether
 from drivetrain.rehearse.memory import LiveBytes
 from drivetrain.rehearse.sample import Chosen
-from drivetrain.rehearse.stand_ins import StandIns
 from drivetrain.rehearse.world import become_rank, join
 from drivetrain.train import keep_loop
 from drivetrain.train.trainer import Trainer
@@ -57,7 +57,7 @@ class _Rank:
     def __init__(self, part: Part, connection: Connection) -> None:
         self.part = part
         self.connection = connection
-        self.tensors = StandIns(LiveBytes())
+        self.tensors = FakeTensorDispatch(LiveBytes())
         self.seen = Seen()
         self.chosen = part.chosen
         self.has_trained = False
@@ -72,7 +72,7 @@ class _Rank:
             self.chosen = self.connection.recv()
         store = FileStore(self.part.letters)
         ranks = [each.rank for each in self.chosen]
-        patience_s = self.part.timeout_s / 5  # before the desk loses its own
+        patience_s = self.part.timeout_s / 5  # before the client loses its own
         self.tensors.mailbox = Mailbox(store, self.part.rank, ranks, layout, patience_s)
         world = join(parallel, self.part.device_memory_bytes)
         rehearse_fit(trainer, train, world, self.tensors, self.seen)

@@ -26,16 +26,16 @@ from torch.distributed.elastic.agent.server.api import (
 
 from drivetrain.record.session import NODE_SESSION, Phase
 from drivetrain.supervise.attempt import Attempt
-from drivetrain.supervise.ending.account import write_end
-from drivetrain.supervise.ending.failure import RankFailure, was_aborted
-from drivetrain.supervise.ending.report import lost_replica, paragraph, stopped, with_verdict
-from drivetrain.supervise.ending.telling import say, write_down
+from drivetrain.supervise.failures.attempt_report import write_end
+from drivetrain.supervise.failures.failure import RankFailure, was_aborted
+from drivetrain.supervise.failures.messages import lost_replica, paragraph, stopped, with_verdict
+from drivetrain.supervise.failures.reporting import say, write_down
 from drivetrain.supervise.logs import Logs
 from drivetrain.supervise.machine import Action, Machine, State
-from drivetrain.supervise.meeting.group import Group, Meeting, Others
 from drivetrain.supervise.policy import PREEMPTED_CODE, End, Kind, decide
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node, WarmProcess
+from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
 from drivetrain.supervise.requests import Interrupted, Requests
 from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Stall, StallWatch
@@ -235,7 +235,9 @@ class Supervisor(SimpleElasticAgent):
     def _end(self, end: End, failures: Sequence[RankFailure] = (), detail: str = "") -> None:
         """An attempt is over for this node: decide, say, write down, do."""
         actions = self._machine.ended(end)
-        told = self._attempt.hear(asking=Action.DUMP_STACKS in actions or was_aborted(failures))
+        told = self._attempt.collect_dumps(
+            asking=Action.DUMP_STACKS in actions or was_aborted(failures)
+        )
         why, restarts = self._machine.why, Action.MEET in actions
         account = self._attempt.account(end, failures, detail, why=why, restarts=restarts)
         finding = write_down(self._session, account, told)

@@ -14,10 +14,10 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.record.session import TRAINS, Progress, read_progress
-from drivetrain.supervise.ending.account import Account, whole_traceback
-from drivetrain.supervise.ending.classify import classify, last_step
-from drivetrain.supervise.ending.failure import RankFailure, root_cause
-from drivetrain.supervise.ending.testimony import Testimony
+from drivetrain.supervise.failures.attempt_report import AttemptReport, whole_traceback
+from drivetrain.supervise.failures.classify import classify, last_step
+from drivetrain.supervise.failures.failure import RankFailure, root_cause
+from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.idle import IdleWatch, is_deadlock
 from drivetrain.supervise.policy import End
 from drivetrain.supervise.processes.node import Node
@@ -85,7 +85,7 @@ class Attempt:
 
     def waits_for_itself(self, idle_s: float, patience: Patience) -> bool:
         """Whether ranks that have been idle for so long will stay so; they are asked."""
-        told = self.hear(asking=True)
+        told = self.collect_dumps(asking=True)
         stacks = {rank: parse_stacks(testimony.stacks) for rank, testimony in told.items()}
         return is_deadlock(stacks, idle_s, patience, has_peers=self.has_peers)
 
@@ -105,11 +105,11 @@ class Attempt:
         """Why it ended."""
         return classify(failures, self.pages(), trains=self.trains, has_peers=self.has_peers)
 
-    def hear(self, *, asking: bool) -> dict[int, Testimony]:
+    def collect_dumps(self, *, asking: bool) -> dict[int, RankDump]:
         """What ranks that failed have left; `asking`: and what the others say. By global rank."""
         told = self._node.left_behind()
         if asking:
-            told |= self._node.hear()
+            told |= self._node.collect_dumps()
         return {self.global_rank(local): testimony for local, testimony in told.items()}
 
     def account(
@@ -120,10 +120,10 @@ class Attempt:
         *,
         why: str,
         restarts: bool,
-    ) -> Account:
+    ) -> AttemptReport:
         """All that is known of its end."""
         codes, resources = self._node.exit_codes(), self._resources.facts()
-        return Account(
+        return AttemptReport(
             end,
             failures,
             self._host,

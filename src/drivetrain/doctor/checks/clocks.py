@@ -30,7 +30,7 @@ def check(examination: Examination) -> Iterator[Finding]:
             (clock.host,),
             f"its clock is {abs(skew_s):.1f} s {'ahead' if skew_s > 0 else 'behind'}:"
             " heartbeats look old or come from the future",
-            f"offset {clock.offset_s:+.2f} s to the desk's, ± {clock.uncertainty_s:.2f} s;"
+            f"offset {clock.offset_s:+.2f} s to the client's, ± {clock.uncertainty_s:.2f} s;"
             f" the others' {middle:+.2f} s",
             f"start chronyd or systemd-timesyncd on {clock.host}; `chronyc makestep` sets it now",
         )

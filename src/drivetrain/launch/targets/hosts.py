@@ -1,4 +1,4 @@
-"""Plain machines over ssh: one supervisor on each, started and held from the desk.
+"""Plain machines over ssh: one supervisor on each, started and held from the client.
 
 The run's directory must be on storage that all of them share: they meet in it and save into it. The
 code must be at the same path everywhere; `--sync` copies the working directory there first.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.launch.conducting import conducted
-from drivetrain.launch.conducting.member import FILE, Member, Members, on_leash
+from drivetrain.launch.coordinator import coordinated
+from drivetrain.launch.coordinator.member import FILE, Member, Members, with_stdin_watchdog
 from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered, option
 from drivetrain.launch.targets.hosts_file import Machine, read_hosts
@@ -26,7 +26,7 @@ _SSH = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10 -o ServerAliveCountMax
 
 
 @dataclass(frozen=True)
-class SshHosts(conducted.Conducted):
+class SshHosts(coordinated.Coordinated):
     """Machines that ssh reaches without a password."""
 
     name: ClassVar[str] = "hosts"
@@ -72,7 +72,7 @@ class SshHosts(conducted.Conducted):
         if self.sync:
             copy_code(names, self.ssh, job.working_dir)
         check_machines(names, self.ssh, job, self._interpreter)
-        return conducted.start(job)
+        return coordinated.start(job)
 
     def _machines(self) -> tuple[Machine, ...]:
         if self.hosts is None:
@@ -86,5 +86,5 @@ class SshHosts(conducted.Conducted):
 
     def _on_machine(self, job: Job, machine: Machine) -> str:
         """A line of shell. They say under which name the others reach them."""
-        words = on_leash(job, self._interpreter, f"--local-addr={machine.reached_at}")
+        words = with_stdin_watchdog(job, self._interpreter, f"--local-addr={machine.reached_at}")
         return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(words)}"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from drivetrain.core.errors import Problem
-from drivetrain.launch.conducting import conducted
-from drivetrain.launch.conducting.member import FILE, Member, Members, on_leash
+from drivetrain.launch.coordinator import coordinated
+from drivetrain.launch.coordinator.member import FILE, Member, Members, with_stdin_watchdog
 from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered
 
 
 @dataclass(frozen=True)
-class Local(conducted.Conducted):
+class Local(coordinated.Coordinated):
     """One node, this one."""
 
     name: ClassVar[str] = "local"
@@ -33,9 +33,9 @@ class Local(conducted.Conducted):
 
     def render(self, job: Job) -> Rendered:
         """The one command."""
-        member = Member(socket.gethostname(), tuple(on_leash(job, sys.executable)))
+        member = Member(socket.gethostname(), tuple(with_stdin_watchdog(job, sys.executable)))
         return Rendered(FILE, Members((member,), job.grace_s).text())
 
     def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it lies in the directory
         """Start it in the background."""
-        return conducted.start(job)
+        return coordinated.start(job)

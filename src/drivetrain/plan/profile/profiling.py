@@ -26,7 +26,7 @@ from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.dtypes import COMPUTE_DTYPES
 from drivetrain.parallel.recompute import recompute_blocks
-from drivetrain.plan.profile.as_in_a_run import as_in_a_run
+from drivetrain.plan.profile.fake_tensor_patches import fake_tensor_patches
 from drivetrain.plan.profile.growth import Size
 from drivetrain.plan.profile.model import ModelProfile, Way
 from drivetrain.plan.profile.samples import Sample, profile_from
@@ -88,7 +88,7 @@ class Profiler:
             _share(model, tp, way)
         if way.recompute != "none":
             recompute_blocks(model, way.recompute)
-        with _quietly(), as_in_a_run(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with _quietly(), fake_tensor_patches(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             _make_fake(model, COMPUTE_DTYPES[way.precision] if way.weights_cast else None)
             inputs = tree_map_only(
                 torch.Tensor, fake.from_tensor, self.subject.batch(batch, length)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.record.session import SESSION, page_path
-from drivetrain.supervise.ending.testimony import Bench, Testimony, hear
+from drivetrain.supervise.failures.rank_dump import DumpFiles, RankDump, collect_dumps
 from drivetrain.supervise.processes import warm
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.processes.warm import MOST_BYTES, READY, SOCKET
@@ -147,7 +147,7 @@ class Node:
 
     def _start_one(self, local_rank: int) -> Worker:
         page_path(self._session, local_rank).unlink(missing_ok=True)
-        own = {**Bench(self._session, local_rank).prepare(), SESSION: str(self._session)}
+        own = {**DumpFiles(self._session, local_rank).prepare(), SESSION: str(self._session)}
         # the warm process may be older than what the supervisor has set since
         whole = {**os.environ, **self._environments[local_rank], **own}
         worker = self._take(whole)
@@ -177,15 +177,15 @@ class Node:
         for worker in self.workers:
             worker.signal(number)
 
-    def hear(self) -> dict[int, Testimony]:
+    def collect_dumps(self) -> dict[int, RankDump]:
         """What the ranks that live are doing, by local rank."""
         living = [worker for worker in self.workers if worker.process.poll() is None]
-        return hear(self._session, living)
+        return collect_dumps(self._session, living)
 
-    def left_behind(self) -> dict[int, Testimony]:
+    def left_behind(self) -> dict[int, RankDump]:
         """What ranks that failed have left; nobody is asked, nobody waited for."""
         ended = (worker.local_rank for worker in self.workers if worker.process.poll())
-        return {rank: Bench(self._session, rank).read() for rank in ended}
+        return {rank: DumpFiles(self._session, rank).read() for rank in ended}
 
     def kill(self) -> None:
         """End every worker, whatever it is doing."""

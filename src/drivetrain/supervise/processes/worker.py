@@ -27,7 +27,7 @@ from pathlib import Path
 
 from drivetrain.core.ending import settle_exit_code
 from drivetrain.core.files import write_whole
-from drivetrain.supervise.ending import answer
+from drivetrain.supervise.failures import dump_responder
 
 CONTROL = "DRIVETRAIN_CONTROL_FD"
 PARENT = "DRIVETRAIN_SUPERVISOR_PID"
@@ -52,7 +52,7 @@ def main() -> None:
         _load_lazy_parts()
     _await_rank()
     _redirect()
-    answer.stay_ready()
+    dump_responder.stay_ready()
     _leave(run_words(words))
 
 
@@ -77,7 +77,7 @@ def run_words(words: list[str]) -> int:
         return 130
     except BaseException as error:
         _leave_for_supervisor(error)
-        answer.tell_collectives()
+        dump_responder.tell_collectives()
         if _collects_errors(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
         return int(getattr(error, "exit_code", 1)) if _is_ours(error) else 1

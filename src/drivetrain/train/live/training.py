@@ -23,11 +23,11 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.traits import with_feature
 from drivetrain.data.batches import DataPosition
-from drivetrain.data.dealt import DealtFeed
 from drivetrain.data.device import to_device
+from drivetrain.data.elastic_feed import ElasticFeed
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import Source
-from drivetrain.parallel.live_world import LiveWorld, Seat
+from drivetrain.parallel.live_world import LiveWorld, ReplicaRank
 from drivetrain.train.live.meter import LiveMeter
 from drivetrain.train.live.replicas import Replicas, State, sum_gradients
 from drivetrain.train.loop import Loop
@@ -40,7 +40,7 @@ def go_live(loop: Loop, source: Source, config: RunConfig) -> LiveLoop:
     if problems:
         raise ConfigError(problems)
     meter = engine.meter = LiveMeter(engine.world)
-    feed = DealtFeed(source, plan, config.seed)
+    feed = ElasticFeed(source, plan, config.seed)
     parts = {each.name: getattr(loop, each.name) for each in fields(Loop)} | {"feed": feed}
     patience_s = config.parallel.timeout_s
     return LiveLoop(**parts, dealt=feed, saved=loop.feed, meter=meter, patience_s=patience_s)
@@ -64,7 +64,7 @@ def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> 
 class LiveLoop(Loop):
     """`Loop`, with a step that may have to be done again."""
 
-    dealt: DealtFeed
+    dealt: ElasticFeed
     """The feed, under its own type."""
     saved: Feed
     """The run's own: checkpoints say where it stands, so that any kind of loop can go on."""
@@ -76,7 +76,7 @@ class LiveLoop(Loop):
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
         """Train until the steps are through, in whatever company."""
         world = self.engine.world
-        self._seat = world.seat if isinstance(world, LiveWorld) else Seat(0, 1)
+        self._seat = world.seat if isinstance(world, LiveWorld) else ReplicaRank(0, 1)
         self._replicas = Replicas(world, self.at.step, self.patience_s, self._give, self._take)
         self.dealt.steps_done = self.at.step
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from drivetrain.checkpoint.checkpointer import Checkpointer
 from drivetrain.checkpoint.contract import Change, ContractChanged
 from drivetrain.checkpoint.manifest import Manifest
-from drivetrain.checkpoint.place import place_at
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.live_world import LiveWorld
@@ -44,7 +44,7 @@ def start_from_newest(
     contract = contract_of(config, assembly.source, assembly.made, world)
     agree_on(contract, world)
     rule = config.checkpoint
-    place = place_at(rule.directory or str(directory.checkpoints))
+    place = storage_at(rule.directory or str(directory.checkpoints))
     checkpointer = Checkpointer(place, rule, world, config.parallel.strategy, contract)
     origin = Origin(checkpointer, rule, directory, run)
     origin.load(world)
@@ -139,7 +139,7 @@ class Origin:
     def _load_from(self, address: str) -> Manifest:
         """Another run's newest checkpoint: its directory, or that of its checkpoints."""
         for root in (address, f"{address.rstrip('/')}/checkpoints"):
-            elsewhere = self._checkpointer.elsewhere(place_at(root))
+            elsewhere = self._checkpointer.elsewhere(storage_at(root))
             manifest = self._load_newest(elsewhere)
             if manifest is not None:
                 self._checkpointer.changes = elsewhere.changes

@@ -20,7 +20,7 @@ from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult
 from drivetrain.train.saving.config_record import ConfigRecord
 from drivetrain.train.saving.origin import Start, note_score
-from drivetrain.train.saving.pulse import Pulse
+from drivetrain.train.saving.rank_sync import RankSync
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.timetable import Timetable
 
@@ -53,7 +53,7 @@ class Saver:
         self._recorder = recorder
         self._say = say
         self._stop = StopRequest()
-        self._pulse = Pulse(self._world, self.at.step, self._timer.take_mean_s)
+        self._pulse = RankSync(self._world, self.at.step, self._timer.take_mean_s)
         self._timetable = Timetable(self._rule.every_steps, self._world)
         self._newest_saved = self.at.step if start.manifest is not None else None
         """A step of which there is a checkpoint; `_last_saved` may still be on its way."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
-from drivetrain.checkpoint.place import place_at
-from drivetrain.supervise.ending.testimony import kernel_state
+from drivetrain.checkpoint.storage import storage_at
+from drivetrain.supervise.failures.rank_dump import kernel_state
 
 StepIds = dict[int, list[int]]
 
@@ -26,7 +26,7 @@ def sample_problems(
     one did beyond that point was done again, and is not part of the run. `removed` are claims that
     a person has taken away meanwhile.
     """
-    claims = [*lineage.read_claims(place_at(run_dir / "checkpoints")), *removed]
+    claims = [*lineage.read_claims(storage_at(run_dir / "checkpoints")), *removed]
     seen = read_samples(folder)
     problems = []
     for step, ids in expected.items():
@@ -49,7 +49,7 @@ def read_samples(folder: Path) -> dict[tuple[int, int], list[int]]:
 
 def checkpoint_problems(run_dir: Path) -> list[str]:
     """The newest checkpoint must be whole, to the last byte."""
-    place = place_at(run_dir / "checkpoints")
+    place = storage_at(run_dir / "checkpoints")
     good = [entry for entry in catalogue.entries(place) if entry.manifest is not None]
     if not good:
         return ["there is no good checkpoint"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.lineage import Claim
 from drivetrain.checkpoint.manifest import NAME, DamagedCheckpoint
-from drivetrain.checkpoint.place import place_at
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.record.session import Progress
 from drivetrain.testing.hosts import Hosts
 from drivetrain.verify.drills.faults import FOR_A_PERSON, Fault
@@ -76,7 +76,7 @@ class Injector:
 
     def loss_problems(self) -> list[str]:
         """What was there before the fault must be there, whole; only the oldest may be outdated."""
-        place = place_at(self._run_dir / "checkpoints")
+        place = storage_at(self._run_dir / "checkpoints")
         problems = []
         for folder in self._had[-2:]:
             try:
@@ -178,7 +178,7 @@ class Injector:
         return max((self._run_dir / "checkpoints").glob("attempt-*.json"))
 
     def _spoil_claim(self, fault: Fault) -> None:
-        self.removed = lineage.read_claims(place_at(self._run_dir / "checkpoints"))[-1:]
+        self.removed = lineage.read_claims(storage_at(self._run_dir / "checkpoints"))[-1:]
         os.truncate(self._newest_claim(), 0)
         self._signal(fault, signal.SIGKILL)
 

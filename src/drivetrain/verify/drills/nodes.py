@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.record.session import Progress, read_progress
-from drivetrain.supervise.ending.testimony import kernel_state
+from drivetrain.supervise.failures.rank_dump import kernel_state
 from drivetrain.supervise.processes.forking import Forked
 from drivetrain.testing.hosts import Host
 from drivetrain.verify.drills.clock import SKEW_S

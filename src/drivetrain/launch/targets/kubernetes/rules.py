@@ -1,4 +1,4 @@
-"""What would be refused, or go wrong on Kubernetes, known at the desk. Each rule is pure."""
+"""What would be refused, or go wrong on Kubernetes, known at the client. Each rule is pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Kubernetes(Options):
 
     name: ClassVar[str] = "kubernetes"
     run_is_elsewhere: ClassVar[bool] = True
-    """On a volume, in a folder that has its name from the desk's."""
+    """On a volume, in a folder that has its name from the client's."""
 
     def problems(self, job: Job) -> list[Problem]:
         """What is wrong with what was said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from drivetrain.supervise.ending.failure import RankFailure, by_cause, root_cause
+from drivetrain.supervise.failures.failure import RankFailure, by_cause, root_cause
 from drivetrain.supervise.policy import End, Kind
 
 _KILLED = -9

@@ -1,4 +1,4 @@
-"""Ray's Jobs API, as far as a target needs it: the rim to the cluster."""
+"""Ray's Jobs API, as far as a target needs it: the I/O boundary to the cluster."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def logs(address: str, job_id: str, *, follow: bool) -> Iterator[str]:
 
 
 def _stream(client: Any, job_id: str) -> Iterator[str]:
-    """Ray gives an asynchronous one, from the beginning; the desk is not."""
+    """Ray gives an asynchronous one, from the beginning; the client is not."""
     with asyncio.Runner() as runner:
         pieces = client.tail_job_logs(job_id)
         while (piece := runner.run(anext(pieces, None))) is not None:

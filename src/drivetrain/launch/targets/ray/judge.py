@@ -19,8 +19,8 @@ from ray.train import UserCallback
 from drivetrain.core.errors import DrivetrainError
 from drivetrain.launch.targets.ray.failures import as_rank_failure, end_of, in_words
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.supervise.ending.account import Account
-from drivetrain.supervise.ending.failure import RankFailure
+from drivetrain.supervise.failures.attempt_report import AttemptReport
+from drivetrain.supervise.failures.failure import RankFailure
 from drivetrain.supervise.policy import Budgets, End, Kind, decide
 
 
@@ -55,6 +55,6 @@ class Judge(UserCallback):  # type: ignore[misc, unused-ignore]  # Ray's own, wh
         run = RunDirectory(Path(self._run_dir))
         attempts = run.attempts()
         if attempts and not attempts[-1].end:
-            account = Account(end, failures, socket.gethostname(), "", why)
+            account = AttemptReport(end, failures, socket.gethostname(), "", why)
             with contextlib.suppress(OSError):
                 run.end_attempt(attempts[-1].number, account.facts())

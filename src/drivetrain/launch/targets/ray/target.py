@@ -26,7 +26,7 @@ _MORE_S = 20.0
 
 @dataclass(frozen=True)
 class Ray(Options):
-    """A Ray cluster whose nodes see the desk's files."""
+    """A Ray cluster whose nodes see the client's files."""
 
     name: ClassVar[str] = "ray"
 

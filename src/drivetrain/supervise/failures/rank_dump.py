@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from drivetrain.supervise.ending.answer import ASK, COLLECTIVES, STACKS, STACKS_SIGNAL
+from drivetrain.supervise.failures.dump_responder import ASK, COLLECTIVES, STACKS, STACKS_SIGNAL
 
 _PATIENCE_S = 2.0
 _CHILDS_PATIENCE_S = 0.5
@@ -21,7 +21,7 @@ _MOST_CHILDREN = 16
 
 
 @dataclass(frozen=True)
-class Testimony:
+class RankDump:
     """One rank's."""
 
     stacks: str
@@ -42,7 +42,7 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True)
-class Bench:
+class DumpFiles:
     """Where a rank's answers go, in the node's session."""
 
     session: Path
@@ -70,15 +70,15 @@ class Bench:
         os.mkfifo(self.ask)
         return {STACKS: str(self.stacks), ASK: str(self.ask), COLLECTIVES: str(self.collectives)}
 
-    def read(self) -> Testimony:
+    def read(self) -> RankDump:
         """What there is by now."""
-        return Testimony(_read(self.stacks), _read(self.collectives))
+        return RankDump(_read(self.stacks), _read(self.collectives))
 
 
-def hear(session: Path, living: Sequence[Asked]) -> dict[int, Testimony]:
+def collect_dumps(session: Path, living: Sequence[Asked]) -> dict[int, RankDump]:
     """Ask every rank, by local rank; those that have ended may have left something too."""
     awake = [rank for rank in living if not is_stopped(rank.pid)]
-    benches = [Bench(session, rank.local_rank) for rank in awake]
+    benches = [DumpFiles(session, rank.local_rank) for rank in awake]
     for rank, bench in zip(awake, benches, strict=True):
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank.pid, STACKS_SIGNAL)
@@ -87,8 +87,8 @@ def hear(session: Path, living: Sequence[Asked]) -> dict[int, Testimony]:
     _wait(lambda: all(bench.collectives.exists() for bench in benches), _PATIENCE_S)
     for rank, bench in zip(awake, benches, strict=True):
         for pid in _children(rank.pid)[:_MOST_CHILDREN]:
-            _hear_child(pid, bench.stacks)
-    return {rank.local_rank: Bench(session, rank.local_rank).read() for rank in living}
+            _collect_child(pid, bench.stacks)
+    return {rank.local_rank: DumpFiles(session, rank.local_rank).read() for rank in living}
 
 
 def _ask(pipe: Path) -> None:
@@ -100,7 +100,7 @@ def _ask(pipe: Path) -> None:
             os.close(descriptor)
 
 
-def _hear_child(pid: int, stacks: Path) -> None:
+def _collect_child(pid: int, stacks: Path) -> None:
     """A forked data worker has the same handler and writes to the same file."""
     with open(stacks, "a") as file:
         file.write(f"process {pid}:\n")

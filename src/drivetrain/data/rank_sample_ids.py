@@ -14,7 +14,7 @@ from drivetrain.data.permutation import Order
 _STRETCH = 8192
 
 
-class OwnIds:
+class RankSampleIds:
     """Looks ahead along the plan; any micro-batch of the rank can be asked for at any time."""
 
     def __init__(self, plan: BatchPlan, rank: int, seed: int, *, shuffle: bool) -> None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextmanager
-def as_in_a_run() -> Iterator[None]:
+def fake_tensor_patches() -> Iterator[None]:
     """While this lasts, a step on fake tensors does what a step of a run does."""
     with _samples_are_not_packed(), shapes_worked_out_aside():
         yield

@@ -2,9 +2,9 @@
 
     members:
       - host: node-a
-        command: [ssh, -T, node-a, "cd /code && python -m drivetrain.launch.conducting.leash …"]
+        command: [ssh, -T, node-a, "cd /code && python -m …stdin_watchdog …"]
 
-The conductor does what this file says and nothing else; it is what `--dry-run` prints.
+The coordinator does what this file says and nothing else; it is what `--dry-run` prints.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def read_members(path: Path) -> Members:
     return Members(tuple(found), float(content["grace_s"]))
 
 
-def on_leash(job: Job, python: str, *more_flags: str) -> list[str]:
+def with_stdin_watchdog(job: Job, python: str, *more_flags: str) -> list[str]:
     """What runs on a host, as one command line's words; variables first, for `env`."""
     variables = [f"{name}={value}" for name, value in job.environment]
     words = job.node_words(*more_flags)
-    leash = [python, "-m", "drivetrain.launch.conducting.leash"]
+    leash = [python, "-m", "drivetrain.launch.coordinator.stdin_watchdog"]
     leash += [FROM_STDIN] if job.secrets else []
     return [*(["env", *variables] if variables else []), *leash, *words]

@@ -7,8 +7,8 @@ import time
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
 from drivetrain.diagnose.stacks import traceback_line
-from drivetrain.supervise.ending.account import Account
-from drivetrain.supervise.ending.failure import RankFailure, root_cause, verdict
+from drivetrain.supervise.failures.attempt_report import AttemptReport
+from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.policy import End, Kind
 
 
@@ -65,7 +65,7 @@ def _remedy(who: str) -> str:
     return "fix it"
 
 
-def paragraph(account: Account) -> str:
+def paragraph(account: AttemptReport) -> str:
     """One paragraph."""
     end, failures, host = account.end, account.failures, account.host
     when = time.strftime("%H:%M:%S")

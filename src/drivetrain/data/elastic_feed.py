@@ -18,7 +18,7 @@ from drivetrain.data.reading import Collated
 from drivetrain.data.sources import Source
 
 
-class DealtFeed:
+class ElasticFeed:
     """A loader reads ahead for as long as the seat stays the same; a new seat starts a new one."""
 
     def __init__(self, source: Source, plan: BatchPlan, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What targets without a scheduler have in common: a conductor at the desk, in the background."""
+"""What targets without a scheduler share: a coordinator in the background of the client."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 
 from drivetrain.core.bounded import read_json, read_text
 from drivetrain.core.errors import DamagedRun, DrivetrainError
-from drivetrain.launch.conducting.conductor import END, RESUME_ME
-from drivetrain.launch.conducting.lock import holder
-from drivetrain.launch.conducting.member import FILE as MEMBERS
-from drivetrain.launch.conducting.member import LOGS, read_members
+from drivetrain.launch.coordinator.coordinator import END, RESUME_ME
+from drivetrain.launch.coordinator.lock import holder
+from drivetrain.launch.coordinator.member import FILE as MEMBERS
+from drivetrain.launch.coordinator.member import LOGS, read_members
 from drivetrain.launch.job import Job
 from drivetrain.launch.tail import tail
 from drivetrain.launch.target import State, Status
 
 _START_S = 30.0
-_MODULE = "drivetrain.launch.conducting.conductor"
+_MODULE = "drivetrain.launch.coordinator.coordinator"
 
 
-class Conducted:
-    """The acts of a target whose job is a conductor in the background of the desk."""
+class Coordinated:
+    """The acts of a target whose job is a coordinator in the background of the client."""
 
     def poll(self, job: Job, job_id: str) -> Status:
-        """As the conductor knows it."""
+        """As the coordinator knows it."""
         return poll(job, job_id)
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
@@ -42,11 +42,11 @@ class Conducted:
 
 
 def start(job: Job) -> str:
-    """Start the conductor of what lies in the run's directory; host and process id."""
+    """Start the coordinator of what lies in the run's directory; host and process id."""
     run_dir = Path(job.run_dir)
     (run_dir / END).unlink(missing_ok=True)
     (run_dir / LOGS).mkdir(exist_ok=True)
-    with (run_dir / LOGS / "conductor.txt").open("ab") as output:
+    with (run_dir / LOGS / "coordinator.txt").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(run_dir.absolute())],
             cwd=job.working_dir,
@@ -58,14 +58,14 @@ def start(job: Job) -> str:
     deadline_s = time.monotonic() + _START_S
     while holder(run_dir) is None and not (run_dir / END).exists():
         if process.poll() is not None or time.monotonic() > deadline_s:
-            said = read_text(run_dir / LOGS / "conductor.txt")
+            said = read_text(run_dir / LOGS / "coordinator.txt")
             raise DrivetrainError(f"the job could not be started: {said.strip()}")
         time.sleep(0.02)
     return f"{socket.gethostname()}:{process.pid}"
 
 
 def poll(job: Job, job_id: str) -> Status:
-    """Running while the conductor lives; then as it wrote down."""
+    """Running while the coordinator lives; then as it wrote down."""
     run_dir = Path(job.run_dir)
     hosts = _hosts(run_dir / MEMBERS)
     if holder(run_dir):
@@ -75,7 +75,7 @@ def poll(job: Job, job_id: str) -> Status:
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRun(f"{run_dir / END}: no exit code in it ({error})") from None
     except FileNotFoundError:
-        return Status(State.FAILED, f"its conductor, {job_id}, was killed", hosts)
+        return Status(State.FAILED, f"its coordinator, {job_id}, was killed", hosts)
     if code == 0:
         return Status(State.FINISHED, hosts=hosts, exit_code=0)
     if code == RESUME_ME:
@@ -101,7 +101,7 @@ def logs(job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
 
 
 def stop(job: Job, job_id: str) -> None:
-    """Ask the conductor, which asks the hosts; wait until it is done."""
+    """Ask the coordinator, which asks the hosts; wait until it is done."""
     run_dir = Path(job.run_dir)
     found = holder(run_dir)
     if found is None:
@@ -109,24 +109,24 @@ def stop(job: Job, job_id: str) -> None:
     host, pid = found
     if host != socket.gethostname():
         raise DrivetrainError(f"job {job_id} was started on {host}: stop it there")
-    signal_conductor(run_dir, pid)
+    signal_coordinator(run_dir, pid)
     deadline_s = time.monotonic() + job.grace_s + 30
     while holder(run_dir) and time.monotonic() < deadline_s:
         time.sleep(0.1)
 
 
-def signal_conductor(run_dir: Path, pid: int) -> None:
-    """SIGTERM to a process, if it is the conductor of this run: a file may name any."""
-    if pid > 1 and _is_conductor(run_dir, pid):
+def signal_coordinator(run_dir: Path, pid: int) -> None:
+    """SIGTERM to a process, if it is the coordinator of this run: a file may name any."""
+    if pid > 1 and _is_coordinator(run_dir, pid):
         os.kill(pid, signal.SIGTERM)
         return
     raise DrivetrainError(
-        f"{run_dir}: its lock names process {pid}, which is not the conductor of this run;"
+        f"{run_dir}: its lock names process {pid}, which is not the coordinator of this run;"
         " nothing was stopped: see what it is, and end it by hand"
     )
 
 
-def _is_conductor(run_dir: Path, pid: int) -> bool:
+def _is_coordinator(run_dir: Path, pid: int) -> bool:
     """By its command line, as the system knows it."""
     try:
         words = read_command(pid)

@@ -17,7 +17,7 @@ _MOST_STEPS = 10_000
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SyncRequests:
     """What at least one rank wants."""
 
     stop: bool = False
@@ -26,7 +26,7 @@ class Wishes:
     """Rank 0's mean time of a step since the last pulse; 0 while it is not known."""
 
 
-class Pulse:
+class RankSync:
     """Counts steps to the next one."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Pulse:
         self._mean_step_s = mean_step_s
         self._next = first_step + 1
 
-    def at(self, step: int, *, stop: bool, save: bool) -> Wishes | None:
+    def at(self, step: int, *, stop: bool, save: bool) -> SyncRequests | None:
         """What the ranks want, at steps where they ask; None at the others."""
         if step < self._next:
             return None
@@ -46,4 +46,4 @@ class Pulse:
         # a host that is ahead of its device asks again, until it knows
         steps = int(SECONDS_BETWEEN / step_s) if step_s else 1
         self._next = step + max(1, min(_MOST_STEPS, steps))
-        return Wishes(stops > 0, saves > 0, step_s)
+        return SyncRequests(stops > 0, saves > 0, step_s)

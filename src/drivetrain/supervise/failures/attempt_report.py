@@ -11,14 +11,14 @@ from typing import Any
 
 from drivetrain.core.redaction import clean_text, clean_traceback
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.supervise.ending.failure import RankFailure, by_cause
-from drivetrain.supervise.ending.testimony import Testimony
+from drivetrain.supervise.failures.failure import RankFailure, by_cause
+from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End, Kind
 from drivetrain.supervise.resources import Facts
 
 
 @dataclass(frozen=True)
-class Account:
+class AttemptReport:
     """All that is known."""
 
     end: End
@@ -93,7 +93,7 @@ def _named(session: Path) -> tuple[RunDirectory, int] | None:
 
 
 def write_end(
-    session: Path, account: Account, testimonies: Mapping[int, Testimony]
+    session: Path, account: AttemptReport, dumps: Mapping[int, RankDump]
 ) -> tuple[Path, int] | None:
     """Into the attempt the session's ranks have named; the run's directory, and its number."""
     named = _named(session)
@@ -104,7 +104,7 @@ def write_end(
     if only_noticed and (run.attempt(attempt) / "end.json").exists():
         return None  # the node where it happened has said more
     with contextlib.suppress(OSError):
-        for rank, testimony in testimonies.items():
+        for rank, testimony in dumps.items():
             is_alive = rank not in account.exits
             if is_alive or testimony.stacks:
                 text = testimony.stacks or "no answer: is it stopped?\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drivetrain.record.session import Phase, Progress
-from drivetrain.supervise.ending.failure import RankFailure, root_cause
+from drivetrain.supervise.failures.failure import RankFailure, root_cause
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, End, Kind
 
 

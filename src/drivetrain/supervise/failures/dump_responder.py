@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from drivetrain.core.files import write_whole
-from drivetrain.supervise.ending.flight_recorders import latest_collectives
+from drivetrain.supervise.failures.flight_recorders import latest_collectives
 
 STACKS = "DRIVETRAIN_STACKS"
 ASK = "DRIVETRAIN_ASK"

@@ -1,10 +1,10 @@
-"""The conductor: starts each member of a job, starts a lost one again, ends them together.
+"""The coordinator: starts each member of a job, starts a lost one again, ends them together.
 
-    python -m drivetrain.launch.conducting.conductor RUN_DIR
+    python -m drivetrain.launch.coordinator.coordinator RUN_DIR
 
-It stays at the desk, in the background, as long as the job runs, holds a lock in the run's
+It stays at the client, in the background, as long as the job runs, holds a lock in the run's
 directory meanwhile, and writes down there how the job ended. The members' supervisors decide about
-the run; the conductor only does for plain machines what a scheduler does elsewhere.
+the run; the coordinator only does for plain machines what a scheduler does elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from types import FrameType
 
 from drivetrain.core.files import write_whole
 from drivetrain.launch import secret_variables
-from drivetrain.launch.conducting.lock import hold
-from drivetrain.launch.conducting.member import FILE, LOGS, Member, read_members
+from drivetrain.launch.coordinator.lock import hold
+from drivetrain.launch.coordinator.member import FILE, LOGS, Member, read_members
 from drivetrain.launch.trust import check_own
 
 END = "conductor-end.json"
@@ -39,7 +39,7 @@ _MOST_RESTARTS = 1000
 
 
 @dataclass
-class _Playing:
+class _MemberProcess:
     """A member and its process."""
 
     member: Member
@@ -60,7 +60,7 @@ class _Playing:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C at the desk is not for them
+                start_new_session=True,  # a Ctrl-C at the client is not for them
             )
         if self.secrets and self.process.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended: that is seen at the next look
@@ -103,8 +103,8 @@ class _Playing:
 
 
 @dataclass
-class _Conductor:
-    playing: list[_Playing]
+class _Coordinator:
+    playing: list[_MemberProcess]
     grace_s: float
     asked: bool = False
     deadline_s: float | None = None
@@ -150,23 +150,25 @@ def _why(code: int | None) -> str:
     return "the connection to the host was lost"
 
 
-def conduct(run_dir: Path) -> int:
+def coordinate(run_dir: Path) -> int:
     """Play what the run's file says, to its end."""
     lock = hold(run_dir)
     if lock is None:
-        sys.stderr.write(f"{run_dir}: another conductor is at work\n")
+        sys.stderr.write(f"{run_dir}: another coordinator is at work\n")
         return 1
     (run_dir / END).unlink(missing_ok=True)
     check_own(run_dir / FILE)
     content = read_members(run_dir / FILE)
     (run_dir / LOGS).mkdir(exist_ok=True)
     secrets = secret_variables.read(run_dir)
-    playing = [_Playing(m, run_dir / LOGS / f"{m.host}.txt", secrets) for m in content.members]
-    conductor = _Conductor(playing, content.grace_s)
+    playing = [
+        _MemberProcess(m, run_dir / LOGS / f"{m.host}.txt", secrets) for m in content.members
+    ]
+    coordinator = _Coordinator(playing, content.grace_s)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, conductor.ask)
+        signal.signal(number, coordinator.ask)
     try:
-        code = conductor.run()
+        code = coordinator.run()
     finally:
         for one in playing:
             one.kill()
@@ -176,4 +178,4 @@ def conduct(run_dir: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(conduct(Path(sys.argv[1])))
+    sys.exit(coordinate(Path(sys.argv[1])))

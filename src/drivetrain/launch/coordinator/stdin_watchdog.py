@@ -1,4 +1,4 @@
-"""`drivetrain train` on a leash: `python -m drivetrain.launch.conducting.leash WORDS…`.
+"""`drivetrain train` that stops when its stdin closes: `python -m …coordinator.stdin_watchdog ARGS`.
 
 Who started it, over ssh or on the same machine, holds its standard input. A line there, or its end,
 asks the run to save and stop; so when the starter is gone, or the connection to it, nothing is left
@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 
-from drivetrain.launch.conducting.member import FROM_STDIN
+from drivetrain.launch.coordinator.member import FROM_STDIN
 from drivetrain.launch.guardian import guard
 from drivetrain.supervise.policy import PREEMPTED_CODE
 

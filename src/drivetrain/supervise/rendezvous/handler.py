@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from drivetrain.core.bounded import read_text
 from drivetrain.core.files import write_whole
-from drivetrain.supervise.meeting.folder import FINISHED, MeetingFolder
-from drivetrain.supervise.meeting.rules import ListOfNodes, Orderly
+from drivetrain.supervise.rendezvous.folder import FINISHED, RendezvousFolder
+from drivetrain.supervise.rendezvous.rules import ListOfNodes, Orderly
 
 _POLL_S = 0.02
 
@@ -45,7 +45,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         address: str,
         listener: socket.socket | None = None,
     ) -> None:
-        meeting = MeetingFolder(folder)
+        meeting = RendezvousFolder(folder)
         node = self._node_desc_generator.generate(address)
         nodes = ListOfNodes(meeting, settings)
         super().__init__(node, settings, "folder", None, nodes)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         raise RendezvousTimeoutError(f"{first} did not open its store within {timeout}")
 
 
-def meet_in_folder(
+def join_in_folder(
     folder: Path,
     nodes: tuple[int, int],
     address: str,

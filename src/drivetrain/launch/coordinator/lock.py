@@ -1,4 +1,4 @@
-"""The lock of a run's conductor: whoever can take it knows that none is at work.
+"""The lock of a run's coordinator: whoever can take it knows that none is at work.
 
 The system lets it go when its holder dies, however that comes about, so nobody has to guess from a
 process id.
@@ -20,5 +20,5 @@ def hold(run_dir: Path) -> IO[str] | None:
 
 
 def holder(run_dir: Path) -> tuple[str, int] | None:
-    """The host and process id of the conductor at work; None when there is none."""
+    """The host and process id of the coordinator at work; None when there is none."""
     return locks.holder(run_dir / _FILE)

@@ -1,4 +1,4 @@
-"""Front doors under the names the field's documents use: thin presets over Trainer.
+"""Drop-in trainers under the names the field's documents use: thin presets over Trainer.
 
     trainer = PyTorchDDPTrainer(model=model, num_gpus=4, batch_size=32, epochs=10)
     history = trainer.fit(train_loader, val_loader, checkpoint_dir="checkpoints")

@@ -25,9 +25,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousStateHolder,
 )
 
-from drivetrain.supervise.meeting.alive import Alive
-from drivetrain.supervise.meeting.folder import Head, MeetingFolder
-from drivetrain.supervise.meeting.last_call import LastCall
+from drivetrain.supervise.rendezvous.alive import Alive
+from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
+from drivetrain.supervise.rendezvous.last_call import LastCall
 
 _LOOK_S = 1.0
 _WAITS = (_Action.SYNC, _Action.KEEP_ALIVE)
@@ -37,7 +37,7 @@ _Rule = Callable[[_RendezvousContext, float], _Action]
 class ListOfNodes(_RendezvousStateHolder):
     """This node's copy of the list in the folder."""
 
-    def __init__(self, folder: MeetingFolder, settings: RendezvousSettings) -> None:
+    def __init__(self, folder: RendezvousFolder, settings: RendezvousSettings) -> None:
         self._folder = folder
         self._settings = settings
         self._state = _RendezvousState()
@@ -128,7 +128,7 @@ class Orderly(_DistributedRendezvousOpExecutor):
         node: _NodeDesc,
         holder: ListOfNodes,
         settings: RendezvousSettings,
-        folder: MeetingFolder,
+        folder: RendezvousFolder,
     ) -> None:
         super().__init__(node, holder, settings)
         self._list = holder

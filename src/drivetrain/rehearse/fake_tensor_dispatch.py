@@ -31,7 +31,7 @@ _LARGEST_REAL = 2**20
 """Whole numbers beyond so many are fake too: a mask of a long sequence with itself."""
 
 
-class StandIns(TorchDispatchMode):
+class FakeTensorDispatch(TorchDispatchMode):
     """Active while a model is built, spread and trained; not while data is read."""
 
     def __init__(self, memory: LiveBytes, mailbox: Mailbox | None = None) -> None:

@@ -22,7 +22,7 @@ from drivetrain.core.bounded import read_bytes
 from drivetrain.core.errors import DamagedRun
 from drivetrain.core.files import write_whole
 from drivetrain.core.locks import try_lock
-from drivetrain.supervise.meeting import node_list
+from drivetrain.supervise.rendezvous import node_list
 
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
@@ -43,7 +43,7 @@ class Head:
     """Counts the changes that somebody waits for: another round, a round that is complete."""
 
 
-class MeetingFolder:
+class RendezvousFolder:
     """On storage that all nodes share."""
 
     def __init__(self, path: Path) -> None:

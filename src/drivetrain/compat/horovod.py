@@ -1,4 +1,4 @@
-"""HorovodTrainer: Horovod's front door, as thin a preset as PyTorchDDPTrainer."""
+"""HorovodTrainer: Horovod's drop-in trainer, as thin a preset as PyTorchDDPTrainer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.compat.pytorch import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.train.doors.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.train.history import History
 
 

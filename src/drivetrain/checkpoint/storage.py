@@ -27,7 +27,7 @@ from drivetrain.core.files import beside, make_folder, sync_path
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-class Place(Protocol):
+class Storage(Protocol):
     """What a checkpoint needs of a folder. Names are relative, with slashes."""
 
     address: str
@@ -63,15 +63,15 @@ class Place(Protocol):
         ...
 
 
-def place_at(address: str | Path) -> Place:
+def storage_at(address: str | Path) -> Storage:
     """The place at an address: a path, or whatever fsspec understands."""
     text = str(address)
     if "://" not in text or text.startswith("file://"):
-        return LocalPlace(Path(text.removeprefix("file://")))
-    return RemotePlace(text)
+        return LocalStorage(Path(text.removeprefix("file://")))
+    return RemoteStorage(text)
 
 
-class LocalPlace:
+class LocalStorage:
     """A folder of this machine, or of a file system all nodes share."""
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +163,7 @@ class LocalPlace:
             sync_path(path.parent)  # what is deleted next must not be gone before it
 
 
-class RemotePlace:
+class RemoteStorage:
     """An object store, or anything else fsspec reaches. A put is atomic there by itself."""
 
     def __init__(self, address: str) -> None:

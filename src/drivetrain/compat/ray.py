@@ -1,4 +1,4 @@
-"""RayTrainer: Ray's front door, as thin a preset as PyTorchDDPTrainer.
+"""RayTrainer: Ray's drop-in trainer, as thin a preset as PyTorchDDPTrainer.
 
     trainer = RayTrainer(model=model, num_workers=2, batch_size=32, epochs=10)
     history = trainer.fit(train_set, val_set)
@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from drivetrain.cluster.environments import detect
+from drivetrain.compat.pytorch import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.core.errors import ConfigError, Problem, WorkerFailure
 from drivetrain.core.extras import require
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR
-from drivetrain.train.doors.presets import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.train.history import History
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from drivetrain.diagnose.evidence import Evidence, calls_of
 from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.run import explain_attempt, judge_attempt
 from drivetrain.diagnose.stacks import parse_stacks
-from drivetrain.supervise.ending.account import Account, write_end
-from drivetrain.supervise.ending.testimony import Testimony
+from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
+from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import Kind
 
 
@@ -23,26 +23,26 @@ def say(text: str) -> None:
 
 
 def write_down(
-    session: Path, account: Account, testimonies: Mapping[int, Testimony]
+    session: Path, account: AttemptReport, dumps: Mapping[int, RankDump]
 ) -> Finding | None:
     """Into the run's directory; the verdict on it, in which a mistake must not end a run."""
-    written = write_end(session, account, testimonies)
+    written = write_end(session, account, dumps)
     try:
         if written is not None:
             return explain_attempt(*written)
         if account.end.kind is Kind.STALLED:  # a script that has no run directory
-            return judge_attempt(_evidence(account, testimonies))
+            return judge_attempt(_evidence(account, dumps))
         return None
     except Exception as error:
         say(f"no verdict: {type(error).__name__}: {error}")
         return None
 
 
-def _evidence(account: Account, testimonies: Mapping[int, Testimony]) -> Evidence:
-    told = {rank: calls_of(each.collectives) for rank, each in testimonies.items()}
+def _evidence(account: AttemptReport, dumps: Mapping[int, RankDump]) -> Evidence:
+    told = {rank: calls_of(each.collectives) for rank, each in dumps.items()}
     return Evidence(
         attempt=1,
         end=json.loads(json.dumps(account.facts())),  # as it would have been read back
-        stacks={rank: parse_stacks(each.stacks) for rank, each in testimonies.items()},
+        stacks={rank: parse_stacks(each.stacks) for rank, each in dumps.items()},
         calls={rank: calls for rank, calls in told.items() if calls is not None},
     )

@@ -17,9 +17,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
 )
 
-from drivetrain.supervise.ending.telling import say
-from drivetrain.supervise.meeting.rendezvous import FolderRendezvous
+from drivetrain.supervise.failures.reporting import say
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE
+from drivetrain.supervise.rendezvous.handler import FolderRendezvous
 
 _MEMBERSHIP_S = 0.5
 _MEETINGS = 5

@@ -1,0 +1,1 @@
+"""Drop-in trainers: thin presets over Trainer, under the names that engines' users know."""

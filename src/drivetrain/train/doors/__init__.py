@@ -1,1 +1,0 @@
-"""Front doors: thin presets over Trainer, under the names that engines' users know."""
