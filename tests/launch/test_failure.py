@@ -82,7 +82,7 @@ def test_a_failure_is_summed_up_by_its_exception() -> None:
     account = AttemptReport(
         End(Kind.FAILED, 7), [RankFailure(0, 10, 1, MANY_LINES)], "h", "", "", True
     )
-    assert "after step 7: ValueError: shapes do not fit:; starting again" in paragraph(account)
+    assert "after step 7: ValueError: shapes do not fit:; restarting" in paragraph(account)
 
 
 def test_a_failure_after_a_resume_says_so() -> None:

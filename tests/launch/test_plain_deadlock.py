@@ -31,4 +31,4 @@ def test_two_sends_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "no rank has computed anything for" in ended.stderr
     assert "every rank waits for another: ranks 0 and 1 in send at pair.py:7" in ended.stderr
-    assert "starting again" not in ended.stderr
+    assert "restarting" not in ended.stderr

@@ -165,4 +165,4 @@ def test_a_crash_loop_stops_with_the_reason(tmp_path: Path) -> None:
     assert "train/loop.py" in whole.read_text()
     assert "train/loop.py" not in stderr
     assert str(whole) in stderr
-    assert stderr.count("starting again") == 1
+    assert stderr.count("restarting") == 1

@@ -86,7 +86,7 @@ class Attempt:
     def waits_for_itself(self, idle_s: float, patience: Patience) -> bool:
         """Whether ranks that have been idle for so long will stay so; they are asked."""
         told = self.collect_dumps(asking=True)
-        stacks = {rank: parse_stacks(testimony.stacks) for rank, testimony in told.items()}
+        stacks = {rank: parse_stacks(dump.stacks) for rank, dump in told.items()}
         return is_deadlock(stacks, idle_s, patience, has_peers=self.has_peers)
 
     def failures(self, codes: Mapping[int, int]) -> list[RankFailure]:
@@ -110,7 +110,7 @@ class Attempt:
         told = self._node.left_behind()
         if asking:
             told |= self._node.collect_dumps()
-        return {self.global_rank(local): testimony for local, testimony in told.items()}
+        return {self.global_rank(local): dump for local, dump in told.items()}
 
     def account(
         self,

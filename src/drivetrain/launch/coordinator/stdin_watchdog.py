@@ -1,4 +1,4 @@
-"""`drivetrain train` that stops when its stdin closes: `python -m …coordinator.stdin_watchdog ARGS`.
+"""`drivetrain train` that stops when its stdin closes: `python -m …stdin_watchdog ARGS`.
 
 Who started it, over ssh or on the same machine, holds its standard input. A line there, or its end,
 asks the run to save and stop; so when the starter is gone, or the connection to it, nothing is left

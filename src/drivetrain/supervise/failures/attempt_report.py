@@ -104,14 +104,14 @@ def write_end(
     if only_noticed and (run.attempt(attempt) / "end.json").exists():
         return None  # the node where it happened has said more
     with contextlib.suppress(OSError):
-        for rank, testimony in dumps.items():
+        for rank, dump in dumps.items():
             is_alive = rank not in account.exits
-            if is_alive or testimony.stacks:
-                text = testimony.stacks or "no answer: is it stopped?\n"
+            if is_alive or dump.stacks:
+                text = dump.stacks or "no answer: is it stopped?\n"
                 _write(run.attempt(attempt) / "stacks" / f"{rank:05d}.txt", text)
-            if testimony.collectives:
+            if dump.collectives:
                 path = run.attempt(attempt) / "collectives" / f"{rank:05d}.json"
-                _write(path, testimony.collectives)
+                _write(path, dump.collectives)
         for failure in account.failures:
             if "Traceback (most recent call last)" in failure.error:
                 _write(traceback_file(run, attempt, failure.rank), clean_traceback(failure.error))

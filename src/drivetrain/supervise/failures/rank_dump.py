@@ -1,4 +1,4 @@
-"""Testimony: what the ranks of a node say when they are asked what they are doing.
+"""RankDump: what the ranks of a node say when they are asked what they are doing.
 
 Asked together, waited for together, and never for long: a stopped process says nothing.
 """
