@@ -81,7 +81,7 @@ RUN_EVERYWHERE = {
     "cli/profile.py": "prints a command for Nsight Systems",
     "cluster/peaks.py": "names of products",
     "diagnose/trace.py": "names in a profile, gloo's beside NCCL's",
-    "launch/command.py": "names of other launchers' backends",
+    "strategies/ddp/__init__.py": "names of other launchers' backends",
     "launch/early.py": "files of drivers: whether they exist is asked on every machine",
     "launch/inherited.py": "variables that are set on every machine",
     "launch/targets/kubernetes/options.py": "the name of a resource",

@@ -17,7 +17,7 @@ from drivetrain.launch import submission
 from drivetrain.launch.allocation import nodes_of_step
 from drivetrain.launch.job import Job, seconds_of, time_text
 from drivetrain.launch.request import Request, read_request
-from drivetrain.launch.target import Rendered
+from drivetrain.launch.target import Rendered, State, Status
 from drivetrain.launch.targets.slurm import Slurm
 
 
@@ -230,7 +230,11 @@ def test_a_step_with_several_tasks_a_node_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
-def test_a_run_that_was_moved_or_copied_goes_on_where_it_is(desk: Path, is_copied: bool) -> None:
+def test_a_run_that_was_moved_or_copied_goes_on_where_it_is(
+    desk: Path, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = Status(State.UNKNOWN, "Slurm no longer knows job 7")
+    monkeypatch.setattr(Slurm, "poll", lambda *_: over)  # a cluster that answers
     request = read("--on slurm --run-dir old train.py")
     submission.submit(Noted(**vars(request.target)), request.job)
     (shutil.copytree if is_copied else shutil.move)(desk / "old", desk / "new")

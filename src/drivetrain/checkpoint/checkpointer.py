@@ -8,6 +8,7 @@ that fails leaves no checkpoint, costs no step, and is tried again at the next.
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import pickle
 import platform
@@ -122,6 +123,8 @@ class Checkpointer:
                 with refusals_named(self.place.address):
                     return str(lineage.claim_next(self.place, step, at_least).attempt)
             except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # another attempt may well get through
                 problem = error
             time.sleep(_PAUSE_S if left else 0.0)
         return (

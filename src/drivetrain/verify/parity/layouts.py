@@ -17,7 +17,7 @@ _OF_AXES: Mapping[str, NamedLayout] = {
     "pp": NamedLayout(("pp",)),
     "tp+pp": NamedLayout(("tp", "pp")),
 }
-NAMES = {**_OF_AXES, **{name: at for each in all_traits() for name, at in each.layouts.items()}}
+NAMES = {**{name: at for each in all_traits() for name, at in each.layouts.items()}, **_OF_AXES}
 
 
 @dataclass(frozen=True)
