@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from drivetrain.compat.pytorch import DistributedConfig, PyTorchDDPTrainer
     from drivetrain.compat.ray import RayTrainer
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
-    from drivetrain.core.errors import ConfigError, DrivetrainError
+    from drivetrain.core.errors import (
+        ConfigError,
+        DamagedRun,
+        DrivetrainError,
+        EnvironmentProblem,
+        NonFiniteLoss,
+        NotSaved,
+        Preempted,
+        ReplicaDrift,
+        WorkerFailure,
+    )
+    from drivetrain.record.reading import open_run
+    from drivetrain.train.history import EvaluationResult, History, StepMetrics
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
     from drivetrain.train.task import Task, Total
@@ -25,38 +37,60 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConfigError": "drivetrain.core.errors",
+    "DamagedRun": "drivetrain.core.errors",
     "DistributedConfig": "drivetrain.compat.pytorch",
     "DrivetrainError": "drivetrain.core.errors",
+    "EnvironmentProblem": "drivetrain.core.errors",
+    "EvaluationResult": "drivetrain.train.history",
+    "History": "drivetrain.train.history",
     "Hook": "drivetrain.train.hooks",
     "HorovodTrainer": "drivetrain.compat.horovod",
     "KeptLoop": "drivetrain.train.keep_loop",
+    "NonFiniteLoss": "drivetrain.core.errors",
+    "NotSaved": "drivetrain.core.errors",
+    "Preempted": "drivetrain.core.errors",
     "PyTorchDDPTrainer": "drivetrain.compat.pytorch",
     "RayTrainer": "drivetrain.compat.ray",
+    "ReplicaDrift": "drivetrain.core.errors",
     "ResolvedConfig": "drivetrain.config",
     "RunConfig": "drivetrain.config",
+    "StepMetrics": "drivetrain.train.history",
     "Task": "drivetrain.train.task",
     "Total": "drivetrain.train.task",
     "Trainer": "drivetrain.train.trainer",
+    "WorkerFailure": "drivetrain.core.errors",
     "load_config": "drivetrain.config",
+    "open_run": "drivetrain.record.reading",
     "prepare": "drivetrain.train.keep_loop",
 }
 
 __all__ = [
     "ConfigError",
+    "DamagedRun",
     "DistributedConfig",
     "DrivetrainError",
+    "EnvironmentProblem",
+    "EvaluationResult",
+    "History",
     "Hook",
     "HorovodTrainer",
     "KeptLoop",
+    "NonFiniteLoss",
+    "NotSaved",
+    "Preempted",
     "PyTorchDDPTrainer",
     "RayTrainer",
+    "ReplicaDrift",
     "ResolvedConfig",
     "RunConfig",
+    "StepMetrics",
     "Task",
     "Total",
     "Trainer",
+    "WorkerFailure",
     "__version__",
     "load_config",
+    "open_run",
     "prepare",
 ]
 
