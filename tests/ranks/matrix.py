@@ -169,7 +169,7 @@ def page(found: Found) -> str:
         lines.append(f"| {name} | {ranks} | {shown} |")
     lines += [
         "",
-        f"Saved after {STEPS // 2} steps under one layout, loaded and gone on with under another:",
+        f"Saved after {STEPS // 2} steps under one layout, loaded and resumed under another:",
         "",
     ]
     for model, values in found.items():

@@ -21,7 +21,7 @@ life=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 {srun}
 code=$?
 
-# 75: asked to stop, and saved. The same job goes on from there, unless it was cancelled meanwhile.
+# 75: asked to stop, and saved. The same job resumes from there, unless it was cancelled meanwhile.
 if [ $code -eq 75 ] && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
     scontrol requeue "$SLURM_JOB_ID" 2> /dev/null || echo "saved; not requeued, as asked"
 fi
