@@ -54,7 +54,7 @@ layers:                           ## imports only point down
 check: lint types layers check-tests  ## everything that can be said in ten minutes
 
 check-tests:                      ## every test that takes less than ten seconds
-	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/pytest -m "alone and not slow" tests/unit tests/launch
 
 check-min:                        ## a first green test: the core, and two ranks that train; needs setup-min only
