@@ -1,4 +1,4 @@
-"""A run that was submitted, and what can be done with it from any desk that sees its directory.
+"""A run that was submitted, and what can be done with it from any client that sees its directory.
 
 `<run>/job.json` remembers the target with its options, the job and the scheduler's id.
 """

@@ -74,7 +74,7 @@ def _judge(
         return None
     match done.returncode:
         case 0:
-            rule = f"it has drivetrain {found}, this desk {__version__}"
+            rule = f"it has drivetrain {found}, this client {__version__}"
             remedy = "install the same on all"
         case 255:
             rule = f"ssh: {_said(done).removeprefix('ssh: ')}"
@@ -112,7 +112,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             timeout=_ANSWER_S,
         )
     except FileNotFoundError as error:
-        return subprocess.CompletedProcess(command, 127, "", f"no {error.filename} on this desk")
+        return subprocess.CompletedProcess(command, 127, "", f"no {error.filename} on this machine")
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 255, "", f"no answer within {_ANSWER_S} s")
 
