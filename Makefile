@@ -104,9 +104,9 @@ ray:                              ## everything on real Ray clusters: crashed ho
 targets:                          ## the same examples on every target, next to one process, into docs/targets.md (needs root)
 	$(BIN)/python -m tests.targets.table docs/targets.md benchmarks/results/targets
 
-drills:                           ## the first 14 drills of the campaign, as CI runs them
+drills:                           ## the first 10 drills of the campaign, as CI runs them
 	rm -rf build/drills
-	$(BIN)/python -m tests.drills.campaign 14 --output build/drills
+	$(BIN)/python -m tests.drills.campaign 10 --output build/drills
 
 drills-on-device: accelerator     ## the same 20 on the test device; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults-on-device

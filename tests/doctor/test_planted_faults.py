@@ -27,7 +27,7 @@ def _sure(findings: list[Finding]) -> list[Finding]:
 @pytest.mark.parametrize(  # every fourth one in CI; `make faults` plants them all
     "fault",
     [
-        pytest.param(fault, marks=pytest.mark.long if number % 4 else ())
+        pytest.param(fault, marks=pytest.mark.long if number % 8 else ())
         for number, fault in enumerate((*FAULTS, *FURTHER))
     ],
     ids=lambda fault: fault.name,

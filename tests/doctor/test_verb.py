@@ -105,6 +105,7 @@ def test_members_of_a_job_meet_in_a_folder(tmp_path: Path) -> None:
 @on_hosts
 @pytest.mark.slow
 @pytest.mark.skipif(bool(slurm_available()), reason=slurm_available() or "")
+@pytest.mark.long
 def test_nodes_of_a_real_slurm_job_meet_in_a_folder(tmp_path: Path) -> None:
     step = ["srun", "--nodes=2", "--ntasks-per-node=1"]
     words = ["--on", "slurm", "--meet", str(tmp_path / "meet"), "--run-dir", str(tmp_path)]

@@ -80,6 +80,8 @@ def test_a_compilation_in_the_middle_of_a_run_is_no_stall(
     assert marked == {0: [1], 1: [1, 6]}
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_compilation_that_never_ends_is_a_stall(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT.replace("COMPILE_S = 5.0", "COMPILE_S = 60.0"))

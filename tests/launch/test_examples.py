@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCH = ("-m", "drivetrain", "train", "--nproc-per-node=2", "--spares=0")
-IN_CI = {"ddp", "tensor"}
+IN_CI = {"tensor"}
 """The others have tests of their own strategy, and are run by `make test`."""
 
 

@@ -66,6 +66,7 @@ def train_whole(output_dir: str) -> dict[str, list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_compressors_that_keep_everything_train_what_ddp_trains(
     world_size: int, tmp_path: Path
 ) -> None:

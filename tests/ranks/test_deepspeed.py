@@ -201,6 +201,8 @@ def train_in_bf16(folder: str) -> dict[str, Any]:
     return train_each(folder, each, max_steps=12, precision={"dtype": "bf16"})
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_bf16_stays_close(reference: dict[int, float], tmp_path: Path) -> None:
     """bf16 keeps 8 bits of mantissa."""
     for by_name in run_ranks(train_in_bf16, 2, 120, args=(str(tmp_path),)):

@@ -46,6 +46,7 @@ def one_step_rounds(output_dir: str) -> tuple[list[float], list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_rounds_of_one_sgd_step_are_ddp(world_size: int, tmp_path: Path) -> None:
     """With samples of unequal length: ranks count for what they have counted."""
     for alone, ddp in run_ranks(one_step_rounds, world_size, 120, args=(str(tmp_path),)):

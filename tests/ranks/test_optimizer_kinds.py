@@ -87,6 +87,7 @@ def train_and_resume(folder: str, how: str) -> tuple[list[float], list[float], i
         pytest.param("for_loop", 1, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
+@pytest.mark.long
 def test_shared_layers_train_with_every_implementation(
     tmp_path: Path, how: str, num_groups: int
 ) -> None:

@@ -142,6 +142,7 @@ def train_in_precision(output_dir: str, dtype: str) -> dict[str, list[float]]:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [pytest.param("bf16", 2e-2, marks=pytest.mark.long), ("fp16", 5e-3)]
 )
+@pytest.mark.long
 def test_lower_precision_stays_close(dtype: str, tolerance: float, tmp_path: Path) -> None:
     from tests.ranks.training import largest_deviation
 

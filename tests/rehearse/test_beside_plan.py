@@ -23,6 +23,7 @@ LAYOUTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "words"), LAYOUTS)
+@pytest.mark.long
 def test_memory_and_bytes_are_the_same(world_size: int, words: tuple[str, ...]) -> None:
     asked = Asked((SCRIPT, "micro_batch_size=4", *words), world_size)
     compared = rehearse(asked).beside_plan

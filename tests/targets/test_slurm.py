@@ -74,6 +74,7 @@ def desk(cluster: SlurmCluster, tmp_path: Path) -> Desk:
 
 
 @pytest.mark.parametrize("name", ["digits.py", pytest.param("gpt.py", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_two_nodes_train_what_one_process_trains(desk: Desk, name: str) -> None:
     script = str(ROOT / "examples" / name)
     said = desk.types(

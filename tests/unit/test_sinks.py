@@ -99,6 +99,7 @@ def test_mlflow_has_one_run_for_all_attempts(run: RunDirectory) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_wandb_writes_offline_into_the_run_and_goes_on_with_the_same_id(run: RunDirectory) -> None:
     pytest.importorskip("wandb")
     in_a_process(TWO_LIVES, str(run.path), "wandb")
