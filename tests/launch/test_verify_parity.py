@@ -30,6 +30,7 @@ def verify(tmp_path: Path, *words: str, hooks: str = "") -> tuple[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_script_is_certified(tmp_path: Path) -> None:
     code, output = verify(tmp_path, SCRIPT, "--layouts", "ddp:2,fsdp:2", "--steps", "6")
     assert code == 0, output

@@ -86,6 +86,7 @@ def test_a_run_is_submitted_to_its_target(installed: dict[str, str], tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_planner_prices_its_strategy(installed: dict[str, str], tmp_path: Path) -> None:
     words = ("plan", "gpt2", "--cluster", "a100-80:2", "--strategies", "ddp,flat")
     path = tmp_path / "plan.json"

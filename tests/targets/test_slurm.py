@@ -93,6 +93,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return alone(tmp_path_factory.mktemp("undisturbed"), *WORKLOAD, ranks=4)
 
 
+@pytest.mark.long
 def test_a_crashed_node_requeues_the_job_and_nothing_is_lost(desk: Desk, undisturbed: Path) -> None:
     job = desk.train(*slowly(0.05), *WORKLOAD)
     wait_for_step(desk.run, 10)

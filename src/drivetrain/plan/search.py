@@ -24,6 +24,7 @@ from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.strategies.cost import cost_model
 
 Objective = Literal["fastest", "cheapest", "fewest"]
+_AS_GOOD = 0.01
 _NEAREST = 60
 
 
@@ -93,6 +94,7 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
     if not considered:
         raise ConfigError([_nothing(cluster, question)])
     fitting.sort(key=lambda priced: _rank(priced, question.objective))
+    fitting = _simplest_first(fitting, question.objective)
     too_large.sort(key=lambda priced: priced.memory.total)
     return Answer(tuple(fitting), tuple(too_large), considered)
 
@@ -108,6 +110,16 @@ def _priced(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estim
         return plain
     leaner = estimate(profiler, replace(candidate, options=options), cluster)
     return leaner if leaner.memory.total < plain.memory.total else plain
+
+
+def _simplest_first(ranked: list[Estimate], objective: Objective) -> list[Estimate]:
+    """Let the simplest of those next to the best lead: predictions are further off than that."""
+    if not ranked or objective == "fewest":
+        return ranked
+    limit = _rank(ranked[0], objective)[0] * (1 + _AS_GOOD)
+    close = [each for each in ranked if _rank(each, objective)[0] <= limit]
+    first = min(close, key=lambda each: _complexity(each.candidate))
+    return [first, *(each for each in ranked if each is not first)]
 
 
 def _rank(priced: Estimate, objective: Objective) -> tuple[float, ...]:
