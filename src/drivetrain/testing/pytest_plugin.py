@@ -16,6 +16,7 @@ import pytest
 
 # Beginnings of names that pytest and torch set by themselves, on import or first use.
 _MAY_CHANGE = ("PYTEST_", "KMP_", "TORCHINDUCTOR_")
+_DYING_S = 15.0
 # They end with the process they serve.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -59,11 +60,15 @@ def leaked_threads(before: set[threading.Thread], patience_s: float = 2.0) -> li
 
 
 def leaked_processes(before: set[int], patience_s: float = 2.0) -> list[str]:
-    """Child processes that are still alive after a moment."""
+    """Child processes that are still alive after a moment.
+
+    One without a command line is on its way out, which takes a busy machine longer.
+    """
     deadline_s = time.monotonic() + patience_s
     while True:
         left = child_pids() - before
-        if not left or time.monotonic() > deadline_s:
+        over_s = time.monotonic() - deadline_s
+        if not left or over_s > _DYING_S or (over_s > 0 and all(map(_command, left))):
             return [f"process {pid} ({_command(pid)})" for pid in sorted(left)]
         time.sleep(0.02)
 
