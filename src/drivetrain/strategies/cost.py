@@ -304,6 +304,16 @@ class CopiedWalk(Walk):
         return Moment("optimizer", extra, self._gradients)
 
 
+def copies_with_buckets(parts: Sequence[PartNumbers], use: Use) -> CopiedWalk:
+    """Full copies whose gradients live in buckets from the first step on.
+
+    Those of micro-batches that are not sent lie beside the buckets, not in them.
+    """
+    accumulates, is_copied = use.accumulation > 1, use.layout.dp > 1
+    copies = 2 if accumulates and is_copied else 1
+    return CopiedWalk(parts, keeps_gradients=accumulates or is_copied, copies=copies)
+
+
 def reduced_copies(trained: float, use: Use, times: float = 1.0) -> list[Exchange]:
     """Gradients of copies of the model, added up in buckets beside the last backward."""
     if use.layout.dp_replicate == 1:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from drivetrain.strategies.cost import (
-    CopiedWalk,
     CostModel,
     Exchange,
     PartNumbers,
     Use,
     Variant,
     Walk,
+    copies_with_buckets,
     reduced_copies,
 )
 from drivetrain.strategies.ddp import DDP
@@ -39,10 +39,8 @@ class DDPCost(CostModel):
         hidden: float,
         use: Use,
     ) -> Walk:
-        """Gradients of micro-batches that are not sent lie beside the buckets, not in them."""
-        accumulates, is_copied = use.accumulation > 1, use.layout.dp > 1
-        copies = 2 if accumulates and is_copied else 1
-        return CopiedWalk(parts, keeps_gradients=accumulates or is_copied, copies=copies)
+        """Copies, and the buckets."""
+        return copies_with_buckets(parts, use)
 
     def exchanges(
         self,

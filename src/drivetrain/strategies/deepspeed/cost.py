@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Literal
 
 from drivetrain.strategies.cost import (
-    CopiedWalk,
     CostModel,
     Exchange,
     Held,
@@ -17,6 +16,7 @@ from drivetrain.strategies.cost import (
     Use,
     Variant,
     Walk,
+    copies_with_buckets,
 )
 from drivetrain.strategies.deepspeed import DeepSpeed
 from drivetrain.strategies.fsdp.cost import sharded_exchanges
@@ -89,18 +89,15 @@ class DeepSpeedCost(CostModel):
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], hidden: float, use: Use
     ) -> Walk:
         """As fsdp's that reduces every micro-batch (stage 3), or as ddp's."""
-        accumulates, stage, shards = use.accumulation > 1, _stage(use), use.layout.dp_shard
+        stage, shards = _stage(use), use.layout.dp_shard
         if stage == 3 and use.num_shards > 1:
-            between: Between = "shards" if accumulates else "none"
+            between: Between = "shards" if use.accumulation > 1 else "none"
             ratio = 1.0 if use.precision == "fp32" else 0.5
             under: Walk = ShardedWalk(
                 parts, is_root, use.num_shards, ratio, hidden, between=between
             )
             return ZeroWalk(under, parts, shards, stage)
-        is_copied = use.layout.dp > 1
-        copies = 2 if accumulates and is_copied else 1
-        under = CopiedWalk(parts, keeps_gradients=accumulates or is_copied, copies=copies)
-        return ZeroWalk(under, parts, shards, stage)
+        return ZeroWalk(copies_with_buckets(parts, use), parts, shards, stage)
 
     def exchanges(
         self,
