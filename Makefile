@@ -8,8 +8,8 @@ TORCH   ?=
 EXTRA   ?= dev
 # Tests of one file stay in one process, and two files run at a time. WORKERS=0 is one process, for a debugger.
 WORKERS ?= 2
-# Slow tests train on 2 to 4 ranks each, and some judge times: one at a time, unless there are cores for more.
-SLOW_WORKERS ?= 0
+# Slow tests mostly wait, for timeouts and for processes to start: two at a time keep two cores half busy.
+SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 

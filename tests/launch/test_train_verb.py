@@ -178,14 +178,22 @@ def test_a_rank_that_never_joins_does_not_hold_the_front_door(tmp_path: Path) ->
     assert time.monotonic() - start_s < 60
 
 
+def _seconds_of(code: str, *arguments: str) -> float:
+    start_s = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, check=True, timeout=60
+    )
+    return time.perf_counter() - start_s
+
+
 @pytest.mark.alone
 def test_help_is_quick_and_loads_no_torch() -> None:
-    costs = []
-    for _ in range(5):
-        start_s = time.perf_counter()
-        assert drivetrain("--help").returncode == 0
-        costs.append(time.perf_counter() - start_s)
-    assert min(costs) < 0.3
+    # A machine has its own speed: what counts is what we add to the library that prints the help.
+    typer_s, help_s = [], []
+    for _ in range(7):
+        typer_s.append(_seconds_of("import typer"))
+        help_s.append(_seconds_of("from drivetrain.cli.main import main; main()", "--help"))
+    assert min(help_s) < 2.5 * min(typer_s)
     imports = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import drivetrain, drivetrain.cli.main"],
         capture_output=True,
@@ -195,6 +203,7 @@ def test_help_is_quick_and_loads_no_torch() -> None:
     ).stderr
     assert "drivetrain" in imports
     assert " torch" not in imports
+    assert " yaml" not in imports
 
 
 @pytest.mark.parametrize("words", [["config"], ["config", "global_batch_size=8", "max_steps=2"]])

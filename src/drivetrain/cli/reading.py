@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drivetrain.core.bounded import one_line
 from drivetrain.core.errors import DamagedRun, DrivetrainError
 
 
@@ -22,6 +21,8 @@ def reading(*addresses: str) -> Iterator[None]:
     except (DrivetrainError, BrokenPipeError):
         raise
     except Exception as error:
+        from drivetrain.core.bounded import one_line  # YAML's parser would slow every --help
+
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         said = f"{type(error).__name__} at {where}: {one_line(error)[:200]}"
