@@ -39,6 +39,7 @@ from drivetrain.core.errors import EnvironmentProblem, NonFiniteLoss
 from drivetrain.data.keys import fold, turn_seed
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.layout import Layout
+from drivetrain.record.profile_request import ProfileRequest
 from drivetrain.record.reading import duration_s, open_run
 from drivetrain.strategies.ddp import DDP
 from drivetrain.strategies.ddp.strategy import DDPStrategy
@@ -48,6 +49,9 @@ from drivetrain.strategies.strategy import Profile
 from drivetrain.train.history import EvaluationResult, StepMetrics
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
+from drivetrain.train.watch.plan import PlanWatch
+from drivetrain.train.watch.profiling import Profiling
+from drivetrain.train.watch.requested import PLAN_VARIABLE
 
 with_tensorboard = pytest.mark.skipif(
     find_spec("tensorboard") is None, reason="pip install 'drivetrain[tensorboard]'"
@@ -114,6 +118,21 @@ def test_hooks_are_called_in_the_order_of_the_contract(config: dict[str, Any]) -
         "evaluated after 6",
         *["epoch 1 end", "fit end"],
     ]
+
+
+def test_a_command_may_ask_for_a_profile_and_for_a_plan_to_be_held(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ProfileRequest(str(tmp_path / "traces"), first_step=1, last_step=2)
+    for name, value in request.environment().items():
+        monkeypatch.setenv(name, value)
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"plans": [{"step_s": 1e-3}]}')
+    monkeypatch.setenv(PLAN_VARIABLE, str(plan))
+    trainer = Trainer(task(), config)
+    trainer.fit(data(20))
+    assert [type(hook) for hook in trainer.hooks] == [Profiling, PlanWatch]
+    assert request.trace(0).is_file()
 
 
 def test_history_counts_every_sample(config: dict[str, Any]) -> None:

@@ -90,9 +90,9 @@ def show(summaries: dict[int, Summary], console: Console) -> None:
     rank, first = next(iter(summaries.items()))
     console.print()
     tops = Table(box=None, pad_edge=False, header_style="bold")
-    tops.add_column(f"operators of rank {rank}", no_wrap=True)
+    tops.add_column(f"operators of rank {rank}", overflow="fold")
     for name in ("calls/step", "ms/step", "share"):
-        tops.add_column(name, justify="right")
+        tops.add_column(name, justify="right", no_wrap=True)
     steps, total_s = max(1, first.num_steps), first.compute_s or 1.0
     for operator in first.top:
         tops.add_row(

@@ -71,13 +71,12 @@ def _without_plan(words: list[str]) -> tuple[list[str], str | None, str]:
 
 def _planned(words: list[str], plan: str, cluster: str) -> list[str]:
     """The same words with what the plan chose; the ranks are told where it lies."""
-    from drivetrain.plan.for_launch import PLAN_VARIABLE, WATCH, plan_for_command, settings_of
+    from drivetrain.plan.for_launch import plan_for_command, settings_of
+    from drivetrain.train.watch.requested import PLAN_VARIABLE
 
     path = Path(plan)
     if plan == "auto":
         path = Path(tempfile.mkdtemp(prefix="drivetrain-plan-")) / "plan.json"
         plan_for_command(words, cluster).write(path)
-    hooks = filter(None, (os.environ.get("DRIVETRAIN_HOOKS"), WATCH))
-    os.environ["DRIVETRAIN_HOOKS"] = ",".join(hooks)
     os.environ[PLAN_VARIABLE] = str(path.resolve())
     return [*words, *settings_of(path)]

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from drivetrain.cluster.environments import detect
+from drivetrain.compat.relaunch import local_ranks
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import accelerator_type, num_devices
-from drivetrain.parallel.relaunch import local_ranks
 from drivetrain.train.assemble import Prebuilt
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import History

@@ -18,9 +18,6 @@ from drivetrain.plan.profile.sources import from_script
 from drivetrain.plan.search import Question, proposed
 from drivetrain.plan.show import show
 
-PLAN_VARIABLE = "DRIVETRAIN_PLAN"
-WATCH = "drivetrain.train.watch.plan:PlanWatch"
-
 
 def plan_for_command(words: Sequence[str], said: str) -> Plan:
     """For the script in `words`, on the ranks that `words` start."""

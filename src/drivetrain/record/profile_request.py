@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "DRIVETRAIN_PROFILE"
-HOOK = "drivetrain.train.watch.profiling:Profiling"
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,9 @@ class ProfileRequest:
         return Path(self.folder) / f"rank-{rank:05d}.svg"
 
     def environment(self) -> dict[str, str]:
-        """For the ranks; hooks that are named already stay."""
-        hooks = [name for name in os.environ.get("DRIVETRAIN_HOOKS", "").split(",") if name]
+        """For the ranks."""
         return {
             VARIABLE: json.dumps(asdict(self)),
-            "DRIVETRAIN_HOOKS": ",".join([*hooks, HOOK]),
             "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),  # says it is starting
         }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,15 +47,6 @@ class Hook:
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Everything is done; ranks still stand together."""
-
-
-def hooks_from_environment() -> tuple[Hook, ...]:
-    """Those named in DRIVETRAIN_HOOKS (`module:Class`, …): no script need be touched."""
-    hooks = []
-    for name in filter(None, os.environ.get("DRIVETRAIN_HOOKS", "").split(",")):
-        module, _, attribute = name.partition(":")
-        hooks.append(getattr(importlib.import_module(module), attribute)())
-    return tuple(hooks)
 
 
 class HookCaller:

@@ -22,12 +22,13 @@ from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
 from drivetrain.train.attempt import Attempt, open_attempt
 from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.history import History
-from drivetrain.train.hooks import Hook, HookCaller, hooks_from_environment
+from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.task import Task
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
+from drivetrain.train.watch.requested import requested_hooks
 
 
 class Trainer:
@@ -46,7 +47,7 @@ class Trainer:
     ) -> None:
         self.task = task
         self.resolved = resolve(config)
-        self.hooks = (*hooks, *hooks_from_environment())
+        self.hooks = (*hooks, *requested_hooks())
         self.stateful = {**_stateful_hooks(self.hooks), **(stateful or {})}
         """Objects with state_dict and load_state_dict, saved and restored with the run."""
         self.history = History()

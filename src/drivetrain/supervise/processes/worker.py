@@ -37,9 +37,8 @@ _NEEDED = (
     "torch",
     "torch.distributed.checkpoint",
     "torch._dynamo",
-    "drivetrain.train.trainer",
-    "drivetrain.train.keep_loop",
 )
+_PUBLIC = ("Trainer", "prepare")  # what a script takes from the package, wherever it is kept
 
 
 def main() -> None:
@@ -112,6 +111,9 @@ def import_ahead(words: list[str]) -> None:
 
     for name in (*_NEEDED, *(each for traits in all_traits() for each in traits.preload)):
         importlib.import_module(name)
+    package = importlib.import_module("drivetrain")
+    for name in _PUBLIC:
+        getattr(package, name)
     script = Path(words[0]) if words else None
     if script is None or not script.is_file():
         return

@@ -1,6 +1,6 @@
 """Holds a run against its plan: plan.json goes into its directory; a run that strays says so.
 
-`drivetrain train --plan` names this hook and the plan's file in the environment.
+`drivetrain train --plan` names the plan's file in the environment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.core.files import write_whole
 from drivetrain.core.units import readable_bytes
 from drivetrain.train.hooks import Hook
+from drivetrain.train.watch.requested import PLAN_VARIABLE
 
 if TYPE_CHECKING:
     from drivetrain.train.trainer import Trainer
 
-PLAN_VARIABLE = "DRIVETRAIN_PLAN"
 CHECKED_AT = 20
 WARM_UP = 5
 # a plan for a probed machine was within 10% in the median; less than twice that is not worth a word

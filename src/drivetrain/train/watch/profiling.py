@@ -1,6 +1,6 @@
 """Profiling: torch's profiler around chosen steps of chosen ranks, brought in by the environment.
 
-`drivetrain profile` names this hook in DRIVETRAIN_HOOKS; no script need be touched.
+`drivetrain profile` asks for it (ProfileRequest).
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.profiler import profile, record_function, supported_activities
 
 from drivetrain.record.profile_request import ProfileRequest
 from drivetrain.train.hooks import Hook
-from drivetrain.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from drivetrain.train.trainer import Trainer
 
 _PY_SPY_PATIENCE_S = 20.0
 

@@ -23,6 +23,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem, WorkerFailure
+from drivetrain.supervise.processes import worker as supervised_worker
 
 _started: list[subprocess.Popen[bytes]] = []
 _stores: list[TCPStore] = []
@@ -111,7 +112,7 @@ def _first_folder() -> str:
 def _this_script() -> list[str]:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    worker = [sys.executable, "-m", "drivetrain.supervise.processes.worker"]
+    worker = [sys.executable, "-m", supervised_worker.__name__]
     if "pytest" in sys.modules or (spec is None and not hasattr(main, "__file__")):
         raise EnvironmentProblem(
             [
