@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from drivetrain import ConfigError, Task, Trainer
+from drivetrain import ConfigError, Task, Trainer, prepare
 from drivetrain.testing import run_ranks
 from tests.unit.test_misused_task import data, mean
 
@@ -20,9 +21,9 @@ class Another(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        rank = dist.get_rank()
+        rank = int(os.environ["RANK"])
         self.a = nn.Linear(4, 2)
-        self.b = nn.Linear(2, 2 + rank if kind == "shape" else 2)
+        self.b = nn.Linear(2, {"shape": 2 + rank, "smaller": 64 - 8 * rank}.get(kind, 2))
         if kind == "more" and rank == 1:
             self.c = nn.Linear(2, 2)
         if kind == "frozen" and rank == 1:
@@ -84,12 +85,17 @@ def refused(output_dir: str) -> dict[str, str]:
                 Trainer(Task(model=lambda kind=kind: Another(kind), loss=mean), config).fit(samples)  # type: ignore[misc]
             except ConfigError as error:
                 found[f"{strategy} {kind}"] = str(error)
+    try:
+        prepare(Another("smaller"), None, samples, settings(output_dir, "ddp"))
+    except ConfigError as error:
+        found["prepare"] = str(error)
     return found
 
 
 def test_what_differs_is_named_on_every_rank(tmp_path: Path) -> None:
     answers = run_ranks(refused, 2, 120, args=(str(tmp_path),))
     assert answers[0] == answers[1]
+    assert "b.weight = (56, 2) float32, trained: on rank 1" in answers[0]["prepare"]
     for strategy in ("ddp", "fsdp"):
         shape, more, frozen = (answers[0][f"{strategy} {k}"] for k in ("shape", "more", "frozen"))
         assert (

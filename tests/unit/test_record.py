@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import io
 import json
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -166,6 +168,39 @@ def test_plain_lines_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "step 120/500  loss 2.3457  lr 3.00e-04  grad norm 0.810  samples/s 1.2k  "
         "tokens/s 56.8k  ETA 2:05\n"
     )
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("drivetrain")
+    level, handlers = logger.level, list(logger.handlers)
+    yield logger
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+
+
+def test_lines_below_the_loggers_level_are_dropped(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.setLevel(logging.WARNING)
+    progress = PlainLines(min_interval_s=0)
+    progress.show(snapshot(120))
+    progress.say("warning: the disk is nearly full")
+    assert capsys.readouterr().out == "warning: the disk is nearly full\n"
+
+
+def test_a_handler_of_the_users_gets_the_lines_instead(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    PlainLines().say("a path with 100% of it")
+    PlainLines().say("warning: slow")
+    lines = ["drivetrain INFO a path with 100% of it", "drivetrain WARNING warning: slow"]
+    assert written.getvalue().splitlines() == lines
+    assert capsys.readouterr().out == ""
 
 
 def test_plain_lines_do_not_flood_a_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,31 @@
-"""The line rank 0 shows while a run goes on."""
+"""What rank 0 shows while a run goes on: lines through the logger `drivetrain`, or a bar.
+
+Lines are printed as they are, on standard output. A level set on the logger drops those below it
+(a warning begins with that word); with a handler of its own, that handler gets them all instead.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from drivetrain.core.units import readable_duration, readable_rate
+
+LOGGER = logging.getLogger("drivetrain")
+if LOGGER.level == logging.NOTSET:
+    LOGGER.setLevel(logging.INFO)  # the root's default would drop all but warnings
+
+
+def _log(message: str, show: Callable[[str], None]) -> None:
+    level = logging.WARNING if message.startswith("warning") else logging.INFO
+    if LOGGER.handlers:
+        LOGGER.log(level, "%s", message)
+    elif LOGGER.isEnabledFor(level):
+        show(message)
 
 
 @dataclass(frozen=True)
@@ -85,11 +103,15 @@ class PlainLines:
 
     def say(self, message: str) -> None:
         """Print it."""
-        sys.stdout.write(message + "\n")
-        sys.stdout.flush()
+        _log(message, _print)
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _print(message: str) -> None:
+    sys.stdout.write(message + "\n")
+    sys.stdout.flush()
 
 
 class RichLine:
@@ -121,7 +143,9 @@ class RichLine:
 
     def say(self, message: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(message, markup=False, highlight=False)
+        _log(
+            message, lambda text: self._progress.console.print(text, markup=False, highlight=False)
+        )
 
     def close(self) -> None:
         """Leave the last state on the screen."""

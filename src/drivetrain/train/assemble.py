@@ -36,7 +36,12 @@ from drivetrain.record.session import ProgressPage, earlier_directory, mark_trai
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.strategies.choose import strategy_from
 from drivetrain.strategies.strategy import Profile, Strategy
-from drivetrain.train.contract import agree_on_model, model_terms, optimizer_terms
+from drivetrain.train.contract import (
+    agree_on_model,
+    agree_on_tensors,
+    model_terms,
+    optimizer_terms,
+)
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
 from drivetrain.train.refusals import check_model, check_optimizer
@@ -213,6 +218,7 @@ def _make_model(
     seed_model(seed, world.device)
     model = task.model()  # where the user made it; the strategy moves it, or its shards
     if isinstance(task.model, Prebuilt):
+        agree_on_tensors(model, world)  # tensors of another size would end the process in gloo
         world.share_weights(model)
     check_model(model, world.identity.world_size)
     profile = Profile.of(model, accumulation)

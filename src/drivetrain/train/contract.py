@@ -61,7 +61,7 @@ def agree_on_model(model: nn.Module, world: World) -> list[str]:
     parameters differs. Other values (weights that only rank 0 has loaded) become rank 0's, as ddp
     does it by itself: shards of different models would be a model that nobody has made.
     """
-    _agree_on_tensors(model, world)
+    agree_on_tensors(model, world)
     samples = {name: _sample(tensor) for name, tensor in _tensors(model).items()}
     shared: dict[str, str] = json.loads(world.agree(json.dumps(samples)))
     different = [name for name, sample in samples.items() if sample != shared[name]]
@@ -84,7 +84,8 @@ def _sample(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _agree_on_tensors(model: nn.Module, world: World) -> None:
+def agree_on_tensors(model: nn.Module, world: World) -> None:
+    """Refuse models whose tensors differ in name, shape or kind between ranks. Collective."""
     own = _described(model)
     digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=16).hexdigest()
     rank = world.first_with(world.agree(digest) != digest)
