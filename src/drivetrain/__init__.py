@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from drivetrain.train.history import EvaluationResult, History, StepMetrics
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
+    from drivetrain.train.outputs import PerSample
     from drivetrain.train.task import Task, Total
     from drivetrain.train.trainer import Trainer
 
@@ -48,6 +49,7 @@ _HOMES = {
     "KeptLoop": "drivetrain.train.keep_loop",
     "NonFiniteLoss": "drivetrain.core.errors",
     "NotSaved": "drivetrain.core.errors",
+    "PerSample": "drivetrain.train.outputs",
     "Preempted": "drivetrain.core.errors",
     "PyTorchDDPTrainer": "drivetrain.compat.pytorch",
     "RayTrainer": "drivetrain.compat.ray",
@@ -77,6 +79,7 @@ __all__ = [
     "KeptLoop",
     "NonFiniteLoss",
     "NotSaved",
+    "PerSample",
     "Preempted",
     "PyTorchDDPTrainer",
     "RayTrainer",

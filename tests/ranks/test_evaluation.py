@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAUROC
 
+from drivetrain import ConfigError, PerSample
 from drivetrain.testing import run_ranks
 from drivetrain.train.evaluate import ExactMean
 from drivetrain.train.history import EvaluationResult
@@ -84,3 +88,144 @@ def test_a_value_that_is_no_number_is_not_hidden() -> None:
     mean.add(1.0, 1)
     mean.add(float("nan"), 1)
     assert mean.value() != mean.value()
+
+
+SCORED = TensorDataset(
+    torch.randn(37, 4, generator=torch.Generator().manual_seed(1)),
+    (torch.arange(37) * 7 % 3 == 0).long(),
+)
+
+
+def short(output_dir: Path | str, **changes: Any) -> dict[str, Any]:
+    """A step that leaves the weights as they are, and an evaluation."""
+    still = {"learning_rate": 1e-30}
+    return settings(str(output_dir), **{"max_steps": 1, "optimization": still, **changes})
+
+
+def scores(model: nn.Module, batch: Any) -> dict[str, Any]:
+    preds = model(batch[0]).sigmoid().flatten()
+    return {
+        "mean": preds.mean(),
+        "preds": PerSample(preds),
+        "target": PerSample(batch[1]),
+        "text": PerSample([f"sample {value:.6f}" for value in preds.tolist()]),
+    }
+
+
+def ranking(outputs: dict[str, Any]) -> dict[str, float]:
+    preds, target = outputs["preds"], outputs["target"]
+    above = (preds[target == 1][:, None] > preds[target == 0][None, :]).double().mean()
+    return {"auroc": float(above), "characters": float(sum(map(len, outputs["text"])))}
+
+
+def no_means(output_dir: str) -> tuple[list[dict[str, float]], Any, dict[str, float]]:
+    found = []
+    judges: list[Any] = [ranking, MetricCollection({"auroc": BinaryAUROC(thresholds=None)})]
+    for summarize in judges:
+        task = Task(
+            model=lambda: nn.Linear(4, 1),
+            loss=lambda model, batch: model(batch[0]).square().mean(),
+            metrics=scores,
+            summarize=summarize,
+        )
+        config = short(output_dir, evaluation={"batch_size": 5})
+        trainer = Trainer(task, config)
+        found.append(dict(trainer.fit(SCORED, SCORED).evaluations[-1].metrics))
+    said = trainer.predict(SCORED, lambda model, batch: {"x": batch[0], "y": model(batch[0])})
+    again = trainer.evaluate({"all": SCORED, "few": TensorDataset(*SCORED[:9])})
+    assert trainer.history.evaluations[-1] is again
+    assert again.num_samples == 37 + 9
+    rows = None if said is None else said["x"].tolist()
+    return found, rows, dict(again.metrics)
+
+
+def test_what_is_no_mean_is_computed_from_every_sample_in_order(tmp_path: Path) -> None:
+    (by_hand, by_torchmetrics), said, again = no_means(str(tmp_path))
+    assert by_torchmetrics["auroc"] == pytest.approx(by_hand["auroc"], abs=1e-6)
+    assert 0.0 < by_hand["auroc"] < 1.0
+    assert set(again) == {
+        f"{name}/{metric}" for name in ("all", "few") for metric in ("mean", "auroc")
+    }
+    assert again["all/auroc"] == by_torchmetrics["auroc"]
+    assert said == SCORED.tensors[0].tolist()
+    for num_ranks in (2, 3):
+        answers = run_ranks(no_means, num_ranks, 120, args=(str(tmp_path),))
+        for found, _, others_again in answers:
+            assert found == [by_hand, by_torchmetrics]
+            assert others_again == again
+        assert [other for _, other, _ in answers] == [said] + [None] * (num_ranks - 1)
+
+
+def test_only_the_first_samples_are_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return (SCORED[i % 37] for i in itertools.count())
+
+    config = short(
+        tmp_path,
+        record={"progress": "plain", "sinks": []},
+        evaluation={"max_samples": 11, "batch_size": 4},
+    )
+    task = Task(model=lambda: nn.Linear(4, 1), loss=lambda m, batch: m(batch[0]).square().mean())
+    result = Trainer(task, config).fit(SCORED, {"map": SCORED, "stream": Endless()}).evaluations[-1]
+    assert result.num_samples == 22
+    assert result.metrics["map/loss"] == result.metrics["stream/loss"]
+    assert "evaluated 11 of 37 of map" in capsys.readouterr().out
+
+
+class Frozen(nn.Module):
+    """A teacher that its author has put into eval mode, beside what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)).requires_grad_(False)
+        self.teacher.eval()
+        self.student = nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.student(self.teacher(x))
+
+
+def test_parts_in_eval_mode_stay_so_through_training_and_evaluation(tmp_path: Path) -> None:
+    task = Task(model=Frozen, loss=lambda model, batch: model(batch[0]).square().mean())
+    config = short(tmp_path, max_steps=4, evaluation={"every_steps": 2})
+    trainer = Trainer(task, config)
+    trainer.fit(SCORED, SCORED)
+    model: Any = trainer.model
+    assert model.student.training
+    assert not model.teacher.training
+    assert not model.teacher[1].training
+    assert torch.equal(model.teacher[0].running_mean, torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "summarize", "sentence"),
+    [
+        (scores, None, "is a PerSample, and the task has no summarize; give Task a summarize"),
+        (None, ranking, "metrics returns no PerSample; let Task.metrics return one"),
+        (lambda m, b: {"x": PerSample(m(b[0])[:1])}, ranking, "has 1 values for 5 samples"),
+        (lambda *_: {"x": PerSample("yes")}, ranking, "is neither a tensor nor a list"),
+        (scores, lambda _: 3.0, "returns no dict of names and numbers"),
+        (scores, lambda outputs: outputs, "summarize\\['preds'\\]"),
+    ],
+)
+def test_what_cannot_be_summarized_is_said(
+    tmp_path: Path, metrics: Any, summarize: Any, sentence: str
+) -> None:
+    task = Task(
+        model=lambda: nn.Linear(4, 1),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        metrics=metrics,
+        summarize=summarize,
+    )
+    config = short(tmp_path, evaluation={"batch_size": 5})
+    with pytest.raises(ConfigError, match=sentence):
+        Trainer(task, config).fit(SCORED, SCORED)
+
+
+def test_the_trained_model_is_asked_after_fit_only() -> None:
+    trainer = Trainer(gpt_task(), {"global_batch_size": 8, "max_steps": 1})
+    with pytest.raises(RuntimeError, match="call fit\\(\\) first"):
+        trainer.evaluate(SCORED)

@@ -38,3 +38,11 @@ def test_a_clean_test_passes(pytester: pytest.Pytester) -> None:
         "import pytest\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n    pass\n"
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_a_process_that_has_ended_is_none(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest, subprocess\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n"
+        "    global kept\n    kept = subprocess.Popen(['true'])  # nobody asks for its exit code\n"
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)

@@ -26,8 +26,17 @@ class EvaluationBatch(NamedTuple):
 class EvaluationFeed:
     """A rank's share of the validation data."""
 
-    def __init__(self, source: Source, batch_size: int, rank: int, num_ranks: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        rank: int,
+        num_ranks: int,
+        max_samples: int | None = None,
+    ) -> None:
         self.length = source.length
+        """Of all there is, also where only a part is read."""
+        self._most = max_samples
         self._source = source
         self._batch_size = batch_size
         self._rank = rank
@@ -38,10 +47,11 @@ class EvaluationFeed:
         if self.length is None:
             yield from self._from_stream(in_lockstep=in_lockstep)
             return
-        starts = range(0, self.length, self._batch_size)
+        end = self.length if self._most is None else min(self.length, self._most)
+        starts = range(0, end, self._batch_size)
         own = list(starts[self._rank :: self._num_ranks])
         rounds = -(-len(starts) // self._num_ranks)
-        ids = [list(range(start, min(start + self._batch_size, self.length))) for start in own]
+        ids = [list(range(start, min(start + self._batch_size, end))) for start in own]
         if in_lockstep and len(own) < rounds:
             ids.append([0])
         loader: DataLoader[Any] = DataLoader(
@@ -54,7 +64,7 @@ class EvaluationFeed:
             yield EvaluationBatch(batch, len(ids[turn]) if turn < len(own) else 0)
 
     def _from_stream(self, *, in_lockstep: bool) -> Iterator[EvaluationBatch]:
-        samples = in_order(self._source.dataset)
+        samples = itertools.islice(in_order(self._source.dataset), self._most)
         collate = Collated(self._source.collate)
         first: list[Any] = []
         for turn in itertools.count():

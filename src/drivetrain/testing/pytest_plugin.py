@@ -89,7 +89,20 @@ def child_pids() -> set[int]:
                 pids |= {int(pid) for pid in file.read().split()}
         except OSError:
             continue
-    return {pid for pid in pids if not any(name in _command(pid) for name in _HELPERS)}
+    return {
+        pid
+        for pid in pids
+        if not _has_ended(pid) and not any(name in _command(pid) for name in _HELPERS)
+    }
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether only its exit code is left, for whoever asks: Python does when it next starts one."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _command(pid: int) -> str:

@@ -22,7 +22,7 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Feed, MapFeed
 from drivetrain.data.keys import INIT, fold
 from drivetrain.data.seeding import seed_data, seed_model
-from drivetrain.data.sources import Source
+from drivetrain.data.sources import Source, refuse_one_pass, source_from
 from drivetrain.data.stream import StreamFeed
 from drivetrain.parallel.divide import divide
 from drivetrain.parallel.live_world import live_world
@@ -182,12 +182,41 @@ def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
         )
 
 
-def make_evaluation_feed(source: Source, assembly: Assembly) -> EvaluationFeed:
+def validation_sources(
+    val: Any, config: RunConfig, *, read_often: bool = False
+) -> dict[str, Source]:
+    """Sets of validation data by name; where there is only one, its name is empty."""
+    if val is None:
+        return {}
+    sources = {}
+    for name, data in (val if _is_named_sets(val) else {"": val}).items():
+        said = f"val[{name!r}]" if name else "val"
+        if read_often:
+            refuse_one_pass(data, said)
+        sources[name] = source_from(data, config.data, said)
+    return sources
+
+
+def _is_named_sets(val: Any) -> bool:
+    return isinstance(val, Mapping) and bool(val) and all(isinstance(name, str) for name in val)
+
+
+def evaluation_feeds(
+    sources: Mapping[str, Source], assembly: Assembly
+) -> dict[str, EvaluationFeed]:
+    """A rank's share of each set of validation data."""
+    return {name: make_evaluation_feed(source, assembly) for name, source in sources.items()}
+
+
+def make_evaluation_feed(
+    source: Source, assembly: Assembly, *, whole: bool = False
+) -> EvaluationFeed:
     """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
     world, config = assembly.world, assembly.config
     source = source.settled(can_pin=not world.accelerator.is_cpu)
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
-    return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp)
+    most = None if whole else config.evaluation.max_samples
+    return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp, most)
 
 
 def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,15 +75,24 @@ class Attempt:
             self.saver.close()
             self.reporter.close()
 
-    def evaluate(self, task: Task, feed: EvaluationFeed) -> EvaluationResult:
+    def evaluate(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:
         """Every validation sample once; shown, recorded and remembered."""
-        engine, step = self.assembly.engine, self.saver.at.step
+        step = self.saver.at.step
         self.assembly.page.note(Phase.EVALUATING)
-        with self.recorder.measure("evaluation", step), engine.autocast:
-            result = evaluate(task, engine.spread, feed, self.assembly.world, step)
+        with self.recorder.measure("evaluation", step):
+            result = evaluate_all(task, feeds, self.assembly, step, self.reporter.evaluation)
         self.history.evaluations.append(result)
         self.saver.score(result)
-        self.reporter.evaluation(result, feed.length)
+        return result
+
+    def evaluate_after(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:
+        """One more evaluation, after the attempt's end."""
+        found: list[tuple[str, EvaluationResult, int | None]] = []
+        result = evaluate_all(
+            task, feeds, self.assembly, self.saver.at.step, lambda *one: found.append(one)
+        )
+        self.history.evaluations.append(result)
+        self.add_evaluations(found)
         return result
 
     def end(self) -> None:
@@ -99,13 +108,33 @@ class Attempt:
     def _failed(self, why: str) -> None:
         self.recorder.instant("run_failed", error=why, step=self.saver.at.step)
 
-    def add_evaluation(self, result: EvaluationResult, length: int | None) -> None:
-        """One that was made after the attempt's end."""
+    def add_evaluations(self, found: Sequence[tuple[str, EvaluationResult, int | None]]) -> None:
+        """Those that were made after the attempt's end."""
         with open_recorder(self.assembly, self.directory, self.number) as recorder:
             reporter = Reporter(self.assembly, recorder, self.history)
-            reporter.evaluation(result, length)
+            for one in found:
+                reporter.evaluation(*one)
             reporter.close()
             recorder.instant("run_end", **self.history.summary())  # it stays the last word
+
+
+def evaluate_all(
+    task: Task,
+    feeds: Mapping[str, EvaluationFeed],
+    assembly: Assembly,
+    step: int,
+    report: Callable[[str, EvaluationResult, int | None], None],
+) -> EvaluationResult:
+    """Each set of validation data in turn; their metrics together, under the sets' names."""
+    engine, metrics, num_samples = assembly.engine, dict[str, float](), 0
+    for name, feed in feeds.items():
+        with engine.autocast:
+            found = evaluate(task, engine.spread, feed, assembly.world, step)
+        report(name, found, feed.length)
+        lead = f"{name}/" if name else ""
+        metrics |= {f"{lead}{metric}": value for metric, value in found.metrics.items()}
+        num_samples += found.num_samples
+    return EvaluationResult(step, metrics, num_samples)
 
 
 @contextmanager

@@ -7,12 +7,15 @@ neither the order nor the owner of a batch can change a bit; the result is round
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from drivetrain.core.blame import blame
 from drivetrain.core.errors import ConfigError, Problem
@@ -21,7 +24,8 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.train.history import EvaluationResult
-from drivetrain.train.refusals import check_metrics
+from drivetrain.train.outputs import Collected, PerSample, summarized
+from drivetrain.train.refusals import check_kept, check_metrics
 from drivetrain.train.task import Loss, Task, Total
 
 
@@ -56,13 +60,15 @@ class ExactMean:
 
 @dataclass
 class _Part:
-    """What one rank has seen."""
+    """What one rank has seen, and what is added up of it."""
 
     means: dict[str, ExactMean] = field(default_factory=dict)
     num_samples: int = 0
 
-    def add(self, values: Mapping[str, Loss], num_samples: int) -> None:
+    def add(self, values: Mapping[str, Loss | PerSample], num_samples: int) -> None:
         for name, value in values.items():
+            if isinstance(value, PerSample):
+                continue
             mean = self.means.setdefault(name, ExactMean())
             if isinstance(value, Total):
                 mean.add(float(value.sum), float(value.count))
@@ -80,33 +86,90 @@ def evaluate(
     task: Task, spread: ParallelModel, feed: EvaluationFeed, world: World, step: int
 ) -> EvaluationResult:
     """Go through the validation data with all ranks. A collective call."""
-    module = spread.inner
-    was_training = module.training
-    module.eval()
-    if world.mesh is not None:
-        # running statistics are the first copy's, as in the weights that are saved
-        for buffer in module.buffers():
-            dist.broadcast(buffer, group_src=0, group=world.copies)
-    part = _Part()
+    part, outputs = _Part(), Collected()
+
+    def look(turn: int, batch: Any, num_samples: int) -> None:
+        values = task.evaluate(spread.evaluated, batch)
+        check_metrics(values)
+        if num_samples and spread.counts:
+            part.add(values, num_samples)
+            kept = {name: v.values for name, v in values.items() if isinstance(v, PerSample)}
+            check_kept(kept, task)
+            if kept:
+                outputs.add(turn, kept, num_samples, "metrics")
+
     try:
-        with torch.no_grad(), spread.shown_weights():
-            for batch, num_samples in feed.batches(in_lockstep=spread.forwards_in_lockstep):
-                values = task.evaluate(spread.evaluated, to_device(batch, world.device))
-                check_metrics(values)
-                if num_samples and spread.counts:
-                    part.add(values, num_samples)
+        _go_through(spread, feed, world, look)
     except Exception as error:
         blame(error, f"the evaluation after step {step}")
         raise
-    finally:
-        module.train(was_training)
     whole = _over_all_ranks(part, world)
     if not whole.num_samples:  # of a stream it is not known beforehand
         remedy = "give it at least one each time it is read"
         problem = Problem("val", f"has no samples at step {step}", remedy, has_value=False)
         raise ConfigError([problem])
     metrics = {name: mean.value() for name, mean in sorted(whole.means.items())}
+    if task.summarize is not None:
+        metrics |= summarized(task.summarize, outputs.in_order(world), world)
     return EvaluationResult(step, metrics, whole.num_samples)
+
+
+def predict(
+    function: Callable[[nn.Module, Any], Any],
+    spread: ParallelModel,
+    feed: EvaluationFeed,
+    world: World,
+) -> Any:
+    """What a function makes of every sample, in the data's order, on rank 0. Collective."""
+    outputs = Collected()
+
+    def look(turn: int, batch: Any, num_samples: int) -> None:
+        found = function(spread.evaluated, batch)
+        if num_samples and spread.counts:
+            outputs.add(turn, found, num_samples, "predict")
+
+    try:
+        _go_through(spread, feed, world, look)
+    except Exception as error:
+        blame(error, "predict")
+        raise
+    return outputs.in_order(world)
+
+
+def _go_through(
+    spread: ParallelModel,
+    feed: EvaluationFeed,
+    world: World,
+    look: Callable[[int, Any, int], None],
+) -> None:
+    """Show `look` this rank's batches, each with its turn and how many samples count."""
+    module = spread.inner
+    if world.mesh is not None:
+        # running statistics are the first copy's, as in the weights that are saved
+        for buffer in module.buffers():
+            dist.broadcast(buffer, group_src=0, group=world.copies)
+    batches = feed.batches(in_lockstep=spread.forwards_in_lockstep)
+    with evaluating(module), torch.no_grad(), spread.shown_weights():
+        for turn, (batch, num_samples) in enumerate(batches):
+            look(turn, to_device(batch, world.device), num_samples)
+
+
+def set_training(module: nn.Module) -> None:
+    """Train a model that comes in eval mode; in one that trains, leave the parts as they are."""
+    if not module.training:
+        module.train()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards each part is as it was, and what the user has frozen still is."""
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, was_training in before:
+            part.training = was_training
 
 
 def _over_all_ranks(part: _Part, world: World) -> _Part:

@@ -30,10 +30,16 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
 from drivetrain.data.sources import source_from
 from drivetrain.record.session import Phase
-from drivetrain.train.assemble import Assembly, Prebuilt, assemble, make_evaluation_feed
-from drivetrain.train.attempt import Attempt, open_attempt
+from drivetrain.train.assemble import (
+    Assembly,
+    Prebuilt,
+    assemble,
+    evaluation_feeds,
+    validation_sources,
+)
+from drivetrain.train.attempt import Attempt, evaluate_all, open_attempt
 from drivetrain.train.bitwise_mode import process_settings
-from drivetrain.train.evaluate import evaluate
+from drivetrain.train.evaluate import set_training
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Loop
@@ -105,7 +111,7 @@ class KeptLoop:
         self._micro: MicroBatch | None = None
         self._turns_are_done = False
         self._looks_at_losses = has_whole_loss_on_host(assembly)
-        self._unreported: list[tuple[EvaluationResult, int | None]] = []
+        self._unreported: list[tuple[str, EvaluationResult, int | None]] = []
         """Evaluations before the loop began."""
 
     @property
@@ -131,7 +137,7 @@ class KeptLoop:
             open_attempt(assembly, self.history, self._run, began_s) as self._attempt,
         ):
             loop = self._loop = Loop.of(self._attempt, _TASK, _no_hooks)
-            self.model.train()
+            set_training(self._engine.spread.inner)
             try:
                 with self._attempt.training():
                     self._report_earlier(self._attempt)
@@ -151,8 +157,8 @@ class KeptLoop:
                 self.history.total_time = time.perf_counter() - began_s
 
     def _report_earlier(self, attempt: Attempt) -> None:
-        for result, length in self._unreported:
-            attempt.reporter.evaluation(result, length)
+        for one in self._unreported:
+            attempt.reporter.evaluation(*one)
 
     def _left_early(self, loop: Loop, attempt: Attempt) -> None:
         loop.timer.done(self._at.step)
@@ -203,27 +209,30 @@ class KeptLoop:
         self._loop.log()
         self._loop.saver.save_now()
 
-    def evaluate(self, val: Any, metrics: MetricsFunction) -> EvaluationResult:
-        """Every validation sample once; the same value at any number of ranks."""
-        source = source_from(val, self.assembly.config.data, "val")
-        feed = make_evaluation_feed(source, self.assembly)
-        task = replace(_TASK, metrics=metrics)
-        if self._loop is not None and self._attempt is not None:
-            result = self._attempt.evaluate(task, feed)
+    def evaluate(
+        self, val: Any, metrics: MetricsFunction, summarize: Any = None
+    ) -> EvaluationResult:
+        """Every validation sample once; the same value at any number of ranks.
+
+        `metrics` and `summarize` are those of `Task`; several sets of data are a dict.
+        """
+        sources = validation_sources(val, self.assembly.config)
+        feeds = evaluation_feeds(sources, self.assembly)
+        task = replace(_TASK, metrics=metrics, summarize=summarize)
+        self.assembly.page.note(Phase.EVALUATING)
+        if self._attempt is None:
+            result = self._evaluate_before(task, feeds)
+        elif self._loop is None:
+            result = self._attempt.evaluate_after(task, feeds)
         else:
-            result = self._evaluate_outside(task, feed)
+            result = self._attempt.evaluate(task, feeds)
         self.assembly.page.note(Phase.STEPPING)
         return result
 
-    def _evaluate_outside(self, task: Task, feed: EvaluationFeed) -> EvaluationResult:
-        """Before the loop there is no run to record it in yet; after it, it is added."""
-        engine = self._engine
-        self.assembly.page.note(Phase.EVALUATING)
-        with engine.autocast:
-            result = evaluate(task, engine.spread, feed, engine.world, self._at.step)
+    def _evaluate_before(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:
+        """There is no run yet to record it in."""
+        result = evaluate_all(
+            task, feeds, self.assembly, self._at.step, lambda *one: self._unreported.append(one)
+        )
         self.history.evaluations.append(result)
-        if self._attempt is None:
-            self._unreported.append((result, feed.length))
-        else:
-            self._attempt.add_evaluation(result, feed.length)
         return result

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.train.task import Total
+from drivetrain.train.outputs import PerSample
+from drivetrain.train.task import Task, Total
 
 _MEAN_OR_TOTAL = "return the mean over the batch's samples, or Total(sum, count)"
 
@@ -38,11 +39,26 @@ def check_metrics(found: Any) -> None:
     if not isinstance(found, Mapping):
         raise _refusal("metrics", "is no dict of names and values", _MEAN_OR_TOTAL, _kind(found))
     for name, value in found.items():
+        if isinstance(value, PerSample):
+            continue
         number = value.sum if isinstance(value, Total) else value
         num_elements = number.numel() if isinstance(number, torch.Tensor) else 1
         if num_elements != 1 or not isinstance(number, (int, float, torch.Tensor)):
             what = tuple(number.shape) if isinstance(number, torch.Tensor) else _kind(number)
             raise _refusal(f"metrics[{name!r}]", "is no single number", _MEAN_OR_TOTAL, what)
+
+
+def check_kept(kept: Mapping[str, Any], task: Task) -> None:
+    """Values per sample are for `summarize`, and there is none without the other."""
+    if kept and task.summarize is None:
+        rule = "is a PerSample, and the task has no summarize"
+        remedy = "give Task a summarize, or return a mean"
+        name = f"metrics[{next(iter(kept))!r}]"
+        raise ConfigError([Problem(name, rule, remedy, has_value=False)])
+    if task.summarize is not None and not kept:
+        rule = "has nothing to work on: metrics returns no PerSample"
+        remedy = 'let Task.metrics return one, like {"preds": PerSample(scores)}'
+        raise ConfigError([Problem("summarize", rule, remedy, has_value=False)])
 
 
 def check_model(model: nn.Module, num_ranks: int) -> None:

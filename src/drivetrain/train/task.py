@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.schema import Optimization
+from drivetrain.train.outputs import PerSample
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ Loss = torch.Tensor | Total
 """A plain tensor is the mean over the samples of the batch."""
 
 LossFunction = Callable[[nn.Module, Any], Loss]
-MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss]]
+MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss | PerSample]]
 OptimizerFactory = Callable[[Iterable[nn.Parameter], Optimization], torch.optim.Optimizer]
 
 
@@ -55,7 +56,7 @@ def adamw(parameters: Iterable[nn.Parameter], optimization: Optimization) -> tor
 
 @dataclass(frozen=True)
 class Task:
-    """Three functions, and optionally a fourth for what evaluation should report.
+    """Three functions, and optionally others for what evaluation should report.
 
     Attributes:
         model: Makes the model. Called once per rank, under the run's seed.
@@ -63,14 +64,19 @@ class Task:
         optimizer: `optimizer(parameters, config.optimization)`; AdamW when left out.
         metrics: `metrics(model, batch)`: what evaluation reports, by name, as means or Totals;
             the loss alone when left out. An "accuracy" among them becomes `History.best_accuracy`.
+            What is a `PerSample` is not averaged, but kept for `summarize`.
+        summarize: `summarize(outputs)` turns the `PerSample` values of all samples, by name and in
+            the data's order, into numbers by name: for what is no mean, like AUROC or BLEU. Or a
+            torchmetrics object, whose `update` takes them by their names (`preds`, `target`).
     """
 
     model: Callable[[], nn.Module]
     loss: LossFunction
     optimizer: OptimizerFactory = adamw
     metrics: MetricsFunction | None = None
+    summarize: Any = None
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss]:
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample]:
         """What evaluation reports on one batch."""
         if self.metrics is not None:
             return self.metrics(model, batch)

@@ -17,11 +17,18 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.core.stateful import Stateful
-from drivetrain.data.sources import Source, refuse_one_pass, source_from
-from drivetrain.train.assemble import Assembly, assemble, make_evaluation_feed
+from drivetrain.data.sources import Source, source_from
+from drivetrain.train.assemble import (
+    Assembly,
+    assemble,
+    evaluation_feeds,
+    make_evaluation_feed,
+    validation_sources,
+)
 from drivetrain.train.attempt import Attempt, open_attempt
 from drivetrain.train.bitwise_mode import process_settings
-from drivetrain.train.history import History
+from drivetrain.train.evaluate import predict, set_training
+from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
 from drivetrain.train.saving.run_state import RunState
@@ -52,6 +59,8 @@ class Trainer:
         """Objects with state_dict and load_state_dict, saved and restored with the run."""
         self.history = History()
         self.assembly: Assembly | None = None
+        self._attempt: Attempt | None = None
+        """The last one that was trained to its end."""
         self.run_dir: Path | None = None
         self.attempt = 0
         """Which life of the run this is, counted from 1; set by fit()."""
@@ -74,12 +83,14 @@ class Trainer:
         return self.assembly.world.is_main if self.assembly is not None else detect().is_main
 
     def fit(self, train: Any, val: Any = None) -> History:
-        """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables."""
+        """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables.
+
+        Several sets to evaluate on are a dict; their names lead their metrics' (`news/loss`).
+        """
         source = source_from(train, self.config.data)
         if is_intercepting():
             raise Intercepted(self.task, self.resolved, source.batch_of_largest)
-        validation = None if val is None else source_from(val, self.config.data, "val")
-        refuse_one_pass(val, "val")
+        validation = validation_sources(val, self.config, read_often=True)
         began_s = time.perf_counter()
         with process_settings(self.config):
             assembly = assemble(self.task, self.resolved, source)
@@ -90,9 +101,32 @@ class Trainer:
                 self._train(attempt, validation)
                 self.history.total_time = time.perf_counter() - began_s
                 attempt.end()
+        self._attempt = attempt
         return self.history
 
-    def _train(self, attempt: Attempt, validation: Source | None) -> None:
+    def evaluate(self, val: Any) -> EvaluationResult:
+        """Evaluate the trained model on other data; recorded with the run. On every rank."""
+        attempt = self._fitted("evaluate")
+        sources = validation_sources(val, self.config)
+        return attempt.evaluate_after(self.task, evaluation_feeds(sources, attempt.assembly))
+
+    def predict(self, data: Any, function: Callable[[nn.Module, Any], Any]) -> Any:
+        """What `function(model, batch)` says of every sample, in the data's order, on rank 0.
+
+        It returns a tensor with a row, or a list with an item, for each sample of the batch, or a
+        dict or tuple of those. Called on every rank; ranks other than 0 get None.
+        """
+        assembly = self._fitted("predict").assembly
+        feed = make_evaluation_feed(source_from(data, self.config.data), assembly, whole=True)
+        with assembly.engine.autocast:
+            return predict(function, assembly.engine.spread, feed, assembly.world)
+
+    def _fitted(self, what: str) -> Attempt:
+        if self._attempt is None:
+            raise RuntimeError(f"{what}() uses the model that fit() has trained: call fit() first")
+        return self._attempt
+
+    def _train(self, attempt: Attempt, validation: Mapping[str, Source]) -> None:
         """Train, and leave the whole model's weights behind."""
         assembly, weights = attempt.assembly, attempt.directory.checkpoints / "weights.pt"
         notify = HookCaller(self, self.hooks)
@@ -109,14 +143,14 @@ class Trainer:
     def _run(self, loop: Loop, notify: HookCaller, total_steps: int | None) -> None:
         try:
             notify("on_fit_start")
-            loop.engine.model.train()
+            set_training(loop.engine.spread.inner)
             loop.run(total_steps, self.config.num_train_epochs)
             notify("on_fit_end")
         except BaseException as error:
             notify("on_exception", error)
             raise
 
-    def _loop(self, attempt: Attempt, notify: HookCaller, validation: Source | None) -> Loop:
+    def _loop(self, attempt: Attempt, notify: HookCaller, validation: Mapping[str, Source]) -> Loop:
         assembly = attempt.assembly
         evaluate = self._evaluator(attempt, notify, validation)
         loop = kind_of_loop(assembly.config).of(attempt, self._watched(attempt), notify, evaluate)
@@ -144,15 +178,15 @@ class Trainer:
         return watch.over(self.task)
 
     def _evaluator(
-        self, attempt: Attempt, notify: HookCaller, validation: Source | None
+        self, attempt: Attempt, notify: HookCaller, validation: Mapping[str, Source]
     ) -> Callable[[int], None] | None:
-        if validation is None:
+        if not validation:
             return None
-        feed = make_evaluation_feed(validation, attempt.assembly)
+        feeds = evaluation_feeds(validation, attempt.assembly)
 
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)
-            notify("on_validation_end", attempt.evaluate(self.task, feed))
+            notify("on_validation_end", attempt.evaluate(self.task, feeds))
 
         return evaluate_now
 

@@ -76,15 +76,17 @@ class Reporter:
         else:  # the same numbers on every rank: once is enough
             self._recorder.show(values, last.step)
 
-    def evaluation(self, result: EvaluationResult, length: int | None) -> None:
-        """One pass over the validation data."""
-        values = {f"val/{name}": value for name, value in result.metrics.items()}
+    def evaluation(self, name: str, result: EvaluationResult, length: int | None) -> None:
+        """One pass over a set of validation data; `name` is empty where there is only one."""
+        lead = f"val/{name}/" if name else "val/"
+        values = {f"{lead}{metric}": value for metric, value in result.metrics.items()}
         if self._assembly.world.is_main:
             self._recorder.scalars(result.step, values)
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        figures = "  ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
         of = length if length is not None else result.num_samples
         self._progress.say(
-            f"step {result.step}  evaluated {result.num_samples:,} of {of:,}  {figures}"
+            f"step {result.step}  evaluated {result.num_samples:,} of {of:,}"
+            f"{f' of {name}' if name else ''}  {figures}"
         )
         self._last_s = time.perf_counter()  # the time spent here is not the steps'
 
