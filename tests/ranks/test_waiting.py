@@ -110,7 +110,7 @@ def kept_of_an_evaluation(output_dir: str) -> int:
         for batch in step:
             loop.backward(task.loss(loop.model, batch))
         loop.step()
-        loop.evaluate(samples(), lambda model, batch: {"loss": task.loss(model, batch)})
+        loop.evaluate(samples(), task.evaluate)
     return len(loop.assembly.engine.waiting.take())
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from drivetrain.core.units import readable_duration, readable_rate
@@ -40,10 +40,14 @@ class Snapshot:
     samples_per_s: float
     tokens_per_s: float | None
     eta_s: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of the loss, by name."""
 
     def fields(self) -> list[tuple[str, str]]:
         """Name and value of each figure there is, in the order shown."""
-        shown = [("loss", f"{self.loss:.4f}"), ("lr", f"{self.learning_rate:.2e}")]
+        shown = [("loss", f"{self.loss:.4f}")]
+        shown += [(name, f"{value:.4f}") for name, value in self.parts.items()]
+        shown.append(("lr", f"{self.learning_rate:.2e}"))
         if self.grad_norm is not None:
             shown.append(("grad norm", f"{self.grad_norm:.3f}"))
         shown.append(("samples/s", readable_rate(self.samples_per_s)))

@@ -36,7 +36,7 @@ from drivetrain.train.history import History, StepMetrics
 from drivetrain.train.hooks import HookCaller
 from drivetrain.train.loop import Loop
 from drivetrain.train.saving.run_state import Position
-from drivetrain.train.task import Loss, Task
+from drivetrain.train.task import Loss, Task, split
 from drivetrain.train.trainer import Trainer, kind_of_loop
 from drivetrain.train.watch.logged_steps import LoggedSteps
 from drivetrain.train.watch.meter import Meter
@@ -141,7 +141,7 @@ def _build(task: Task, tensors: FakeTensorDispatch, lines: dict[str, Line | None
 
 def _lose(task: Task, model: nn.Module, batch: Any, tensors: FakeTensorDispatch) -> Loss:
     tensors.memory.doing = "computing the loss"
-    loss = task.loss(model, batch)
+    loss, _ = split(task.loss(model, batch))
     tensors.memory.doing = "going back through it"
     return loss
 

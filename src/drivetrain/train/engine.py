@@ -28,7 +28,7 @@ from drivetrain.train.precision import found_inf, make_autocast, make_scaler
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.schedule import LearningRate
 from drivetrain.train.step_timer import StepTimer
-from drivetrain.train.task import Loss, Total
+from drivetrain.train.task import Loss, LossAndParts, Total, split
 from drivetrain.train.watch.meter import Meter
 from drivetrain.train.watch.sentinel import Sentinel
 
@@ -96,7 +96,7 @@ class Engine:
         self.meter.note_batch(micro)
         return micro.num_samples > 0 or self.spread.needs_every_turn
 
-    def backward(self, loss: Loss, micro: MicroBatch) -> None:
+    def backward(self, loss: Loss | LossAndParts, micro: MicroBatch) -> None:
         """Add this micro-batch's gradients, weighted by what was really in it."""
         scaled = self.weighted(loss, micro)
         if self.scaler is not None:
@@ -108,20 +108,24 @@ class Engine:
         self.waiting.after_backward()
         self.note_loss(loss, micro)
 
-    def weighted(self, loss: Loss, micro: MicroBatch) -> torch.Tensor:
+    def weighted(self, found: Loss | LossAndParts, micro: MicroBatch) -> torch.Tensor:
         """What backward starts from: the micro-batch's share of the global batch's loss."""
-        check_loss(loss)
+        check_loss(found)
+        loss, _ = split(found)
         weight = self.spread.loss_multiplier / micro.batch_samples
         if isinstance(loss, Total):
             return loss.sum * (weight if micro.num_samples else 0.0)
         weight *= micro.num_samples
         return loss if weight == 1.0 else loss * weight
 
-    def note_loss(self, loss: Loss, micro: MicroBatch) -> None:
-        """Keep a micro-batch's loss for the log."""
+    def note_loss(self, found: Loss | LossAndParts, micro: MicroBatch) -> None:
+        """Keep a micro-batch's loss, and its parts, for the log."""
         if not micro.num_samples:
             return
+        loss, parts = split(found)
         self.meter.add(loss, micro)
+        if parts:
+            self.meter.add_parts(parts, micro)
 
     def complete_gradients(self, step: int) -> None:
         """After the last micro-batch: whole, unscaled, corrected and clipped. Counted from 0."""

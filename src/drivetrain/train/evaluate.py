@@ -65,7 +65,7 @@ class _Part:
     means: dict[str, ExactMean] = field(default_factory=dict)
     num_samples: int = 0
 
-    def add(self, values: Mapping[str, Loss | PerSample], num_samples: int) -> None:
+    def add(self, values: Mapping[str, Loss | PerSample | float], num_samples: int) -> None:
         for name, value in values.items():
             if isinstance(value, PerSample):
                 continue

@@ -22,6 +22,8 @@ class StepMetrics(NamedTuple):
     """The count of the loss, where the task gives one."""
     is_skipped: bool = False
     """Whether fp16's scaler has left the weights as they were: the gradients were not finite."""
+    parts: Mapping[str, float] = {}
+    """What the task returns beside the loss, by name, over all ranks."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Loop
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.saving.run_state import RunState
-from drivetrain.train.task import Loss, MetricsFunction, Task, Total
+from drivetrain.train.task import Loss, LossAndParts, MetricsFunction, Task, Total, split
 from drivetrain.train.watch.non_finite import has_whole_loss_on_host
 
 
@@ -175,13 +175,16 @@ class KeptLoop:
                 raise RuntimeError("backward() was not called for this micro-batch")
         self._turns_are_done = True
 
-    def backward(self, loss: Loss) -> None:
-        """Add the micro-batch's gradients; a mean over its samples, or a Total."""
+    def backward(self, loss: Loss | LossAndParts) -> None:
+        """Add the micro-batch's gradients; a mean over its samples, or a Total.
+
+        `(loss, {"ce": ce})` has its parts recorded beside it.
+        """
         if self._micro is None:
             raise RuntimeError("backward() belongs inside `for batch in step`, once per batch")
         check_loss(loss)
         if self._looks_at_losses:
-            self._check(loss)
+            self._check(split(loss)[0])
         with torch.autocast(self._engine.world.device.type, enabled=False):
             self._engine.backward(loss, self._micro)
         self._micro = None

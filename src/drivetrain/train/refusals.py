@@ -17,7 +17,16 @@ _MEAN_OR_TOTAL = "return the mean over the batch's samples, or Total(sum, count)
 
 
 def check_loss(loss: Any) -> None:
-    """A tensor of one real number that the weights have a part in, or a Total of one."""
+    """A tensor of one real number that the weights have a part in, or a Total of one.
+
+    Alone, or first of two with a dict of its parts.
+    """
+    if isinstance(loss, tuple):
+        if len(loss) != 2 or not isinstance(loss[1], Mapping):
+            rule, remedy = "is a tuple", 'return the loss, or (loss, {"name": part})'
+            raise _refusal("loss", rule, remedy, f"{len(loss)} things")
+        check_metrics(loss[1], "loss parts")
+        loss = loss[0]
     value = loss.sum if isinstance(loss, Total) else loss
     if not isinstance(value, torch.Tensor):
         raise _refusal("loss", "is no tensor", _remedy_for(value), _kind(value))
@@ -34,18 +43,18 @@ def check_loss(loss: Any) -> None:
         raise ConfigError([Problem("loss", rule, remedy, has_value=False)])
 
 
-def check_metrics(found: Any) -> None:
+def check_metrics(found: Any, where: str = "metrics") -> None:
     """Names, and for each a number, a tensor of one element or a Total."""
     if not isinstance(found, Mapping):
-        raise _refusal("metrics", "is no dict of names and values", _MEAN_OR_TOTAL, _kind(found))
+        raise _refusal(where, "is no dict of names and values", _MEAN_OR_TOTAL, _kind(found))
     for name, value in found.items():
-        if isinstance(value, PerSample):
+        if isinstance(value, PerSample) and where == "metrics":
             continue
         number = value.sum if isinstance(value, Total) else value
         num_elements = number.numel() if isinstance(number, torch.Tensor) else 1
         if num_elements != 1 or not isinstance(number, (int, float, torch.Tensor)):
             what = tuple(number.shape) if isinstance(number, torch.Tensor) else _kind(number)
-            raise _refusal(f"metrics[{name!r}]", "is no single number", _MEAN_OR_TOTAL, what)
+            raise _refusal(f"{where}[{name!r}]", "is no single number", _MEAN_OR_TOTAL, what)
 
 
 def check_kept(kept: Mapping[str, Any], task: Task) -> None:

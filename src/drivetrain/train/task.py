@@ -28,8 +28,11 @@ class Total:
 Loss = torch.Tensor | Total
 """A plain tensor is the mean over the samples of the batch."""
 
-LossFunction = Callable[[nn.Module, Any], Loss]
-MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss | PerSample]]
+LossAndParts = tuple[Loss, Mapping[str, Loss | float]]
+"""A loss, and what it is made of, by name: means and Totals that are recorded beside it."""
+
+LossFunction = Callable[[nn.Module, Any], Loss | LossAndParts]
+MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss | PerSample | float]]
 OptimizerFactory = Callable[[Iterable[nn.Parameter], Optimization], torch.optim.Optimizer]
 
 
@@ -60,7 +63,8 @@ class Task:
 
     Attributes:
         model: Makes the model. Called once per rank, under the run's seed.
-        loss: `loss(model, batch)`: a mean over the batch's samples, or a `Total`.
+        loss: `loss(model, batch)`: a mean over the batch's samples, or a `Total`. With
+            `(loss, {"ce": ce, "kl": kl})` its parts are recorded and shown beside it.
         optimizer: `optimizer(parameters, config.optimization)`; AdamW when left out.
         metrics: `metrics(model, batch)`: what evaluation reports, by name, as means or Totals;
             the loss alone when left out. An "accuracy" among them becomes `History.best_accuracy`.
@@ -76,8 +80,14 @@ class Task:
     metrics: MetricsFunction | None = None
     summarize: Any = None
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample]:
+    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample | float]:
         """What evaluation reports on one batch."""
         if self.metrics is not None:
             return self.metrics(model, batch)
-        return {"loss": self.loss(model, batch)}
+        loss, parts = split(self.loss(model, batch))
+        return {"loss": loss, **parts}
+
+
+def split(found: Loss | LossAndParts) -> LossAndParts:
+    """The loss, and its parts, if the user's function gives any."""
+    return found if isinstance(found, tuple) else (found, {})

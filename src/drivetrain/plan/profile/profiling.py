@@ -109,6 +109,7 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
     with _same_every_time(), following_parts(model, blocks, seen), seen:
         with autocast:
             loss = subject.loss(model, inputs)
+        loss = loss[0] if isinstance(loss, tuple) else loss  # of a loss with its parts
         total = loss if isinstance(loss, torch.Tensor) else loss.sum
         del loss
         if not blocks:

@@ -6,10 +6,12 @@ what came before. The numbers travel beside the gradients, in the same transacti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import MicroBatch
 from drivetrain.parallel.world import World
 from drivetrain.train.history import StepMetrics
@@ -39,6 +41,14 @@ class LiveMeter(Meter):
         """One micro-batch's loss."""
         super().add(loss, micro)
         self._own_samples += micro.num_samples
+
+    def add_parts(self, parts: Mapping[str, Loss | float], micro: MicroBatch) -> None:  # noqa: ARG002
+        """A step's sums are settled within it, and these are not among them."""
+        rule = "comes with parts, which are not added up over live replicas"
+        problem = Problem(
+            "loss", rule, "return the loss alone, or start without --live", set(parts)
+        )
+        raise ConfigError([problem])
 
     def own(self) -> torch.Tensor:
         """This replica's part of the step: loss, count, samples, and whether it counts itself."""

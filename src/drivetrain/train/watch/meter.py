@@ -6,7 +6,10 @@ ranks in one small all-reduce, so the cost per step does not grow with what is m
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +18,15 @@ from drivetrain.data.batches import MicroBatch
 from drivetrain.parallel.world import World
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.task import Loss, Total
+
+
+class _Part(NamedTuple):
+    """One micro-batch's: its sum is `value * weight`."""
+
+    value: torch.Tensor
+    weight: float
+    of: torch.Tensor | float
+    """What the sum is divided by, with the others': samples, or what a Total counts."""
 
 
 @dataclass(slots=True)
@@ -33,6 +45,8 @@ class _Step:
     global_count: torch.Tensor | None = None
     found_inf: torch.Tensor | None = None
     """Not 0 when fp16's scaler has skipped it; None without one."""
+    parts: dict[str, list[_Part]] = field(default_factory=dict)
+    """Of the loss, by name: what the task returns beside it."""
 
 
 class Meter:
@@ -44,6 +58,8 @@ class Meter:
         self._open = _Step()
         self._closed: list[_Step] = []
         self._counts_tokens: bool | None = None
+        self._part_names: tuple[str, ...] | None = None
+        """None before the ranks have agreed on them, at the first log."""
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -78,6 +94,16 @@ class Meter:
         else:
             here.losses.append(loss.detach())
             here.weights.append(float(micro.num_samples))
+
+    def add_parts(self, parts: Mapping[str, Loss | float], micro: MicroBatch) -> None:
+        """What the task returns beside the loss of a micro-batch: means, or Totals."""
+        here = self._open.parts
+        for name, part in parts.items():
+            value = part.sum if isinstance(part, Total) else part
+            weight = 1.0 if isinstance(part, Total) else float(micro.num_samples)
+            count = part.count if isinstance(part, Total) else weight
+            number = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+            here.setdefault(name, []).append(_Part(number.to(torch.float32), weight, count))
 
     def note_batch(self, micro: MicroBatch) -> None:
         """A step in which this rank has no samples still has a size."""
@@ -122,7 +148,7 @@ class Meter:
         own = [sum(next(values) * weight for weight in step.weights) for step in steps]
         if not self._counts:  # another rank has the same samples
             own = [0.0] * len(own)
-        totals = self._world.sum_floats(own)
+        totals, parts = self._world.sum_floats(own), self._sum_parts(steps)
         norms = iter(_to_floats([s.grad_norm for s in steps if s.grad_norm is not None]))
         found = iter(_to_floats([s.found_inf for s in steps if s.found_inf is not None]))
         return [
@@ -131,9 +157,37 @@ class Meter:
                 total,
                 None if step.grad_norm is None else next(norms),
                 is_skipped=step.found_inf is not None and next(found) > 0,
+                parts=of_step,
             )
-            for step, total in zip(steps, totals, strict=True)
+            for step, total, of_step in zip(steps, totals, parts, strict=True)
         ]
+
+    def _sum_parts(self, steps: Sequence[_Step]) -> list[dict[str, float]]:
+        """Each step's parts of the loss, over all ranks."""
+        names = self._agreed_names(tuple(dict.fromkeys(n for step in steps for n in step.parts)))
+        if not names:
+            return [{} for _ in steps]
+        found = [step.parts.get(name, []) for step in steps for name in names]
+        values = iter(_to_floats([part.value for parts in found for part in parts]))
+        own: list[float] = []
+        for parts in found:
+            own.append(sum(next(values) * part.weight for part in parts))
+            own.append(sum(float(part.of) for part in parts))
+        totals = iter(self._world.sum_floats(own if self._counts else [0.0] * len(own)))
+        return [{name: next(totals) / (next(totals) or 1.0) for name in names} for _ in steps]
+
+    def _agreed_names(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        """A rank that had no samples has seen no names: at the first log the others tell it."""
+        if self._part_names is None:
+            speaker = self._world.first_with(bool(own))
+            text = "[]" if speaker is None else self._world.agree(json.dumps(own), speaker)
+            self._part_names = tuple(json.loads(text))
+        new = [name for name in own if name not in self._part_names]
+        if new:
+            rule = "appears among the parts of the loss only later, or only on some ranks"
+            remedy = "return the same names for every batch"
+            raise ConfigError([Problem("loss", rule, remedy, new[0])])
+        return self._part_names
 
 
 def _to_floats(tensors: list[torch.Tensor]) -> list[float]:
@@ -145,7 +199,12 @@ def _to_floats(tensors: list[torch.Tensor]) -> list[float]:
 
 
 def _metrics(
-    step: _Step, total: float, grad_norm: float | None, *, is_skipped: bool
+    step: _Step,
+    total: float,
+    grad_norm: float | None,
+    *,
+    is_skipped: bool,
+    parts: Mapping[str, float],
 ) -> StepMetrics:
     count = None if step.global_count is None else float(step.global_count)
     return StepMetrics(
@@ -156,4 +215,5 @@ def _metrics(
         num_samples=step.batch_samples,
         num_tokens=count,
         is_skipped=is_skipped,
+        parts=parts,
     )

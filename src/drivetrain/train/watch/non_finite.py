@@ -29,7 +29,7 @@ from drivetrain.core.files import write_whole
 from drivetrain.parallel.parts import own_part
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.refusals import check_loss
-from drivetrain.train.task import Loss, Task, Total
+from drivetrain.train.task import Loss, LossAndParts, Task, Total, split
 
 _FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
 """Operations that put in what they are told to (a mask of -inf), or nothing in particular."""
@@ -69,10 +69,11 @@ class NonFiniteWatch:
     def over(self, task: Task) -> Task:
         """The same task, with an eye on its loss."""
 
-        def loss(model: nn.Module, batch: Any) -> Loss:
+        def loss(model: nn.Module, batch: Any) -> Loss | LossAndParts:
             found = task.loss(model, batch)
             check_loss(found)
-            value = (found.sum if isinstance(found, Total) else found).item()
+            whole, _ = split(found)
+            value = (whole.sum if isinstance(whole, Total) else whole).item()
             if not math.isfinite(value):
                 raise self._stop(task, batch, value)
             return found

@@ -57,6 +57,7 @@ class Reporter:
             grad_norm=norms[-1] if norms else None,
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
+            parts=last.parts,
             eta_s=None if total is None else elapsed_s / done * (total - last.step),
         )
         self._progress.show(snapshot)
@@ -103,4 +104,4 @@ def _scalars(metrics: StepMetrics) -> dict[str, float]:
     values = {"train/loss": metrics.loss, "train/learning_rate": metrics.learning_rate}
     if metrics.grad_norm is not None:
         values["train/grad_norm"] = metrics.grad_norm
-    return values
+    return values | {f"train/{name}": value for name, value in metrics.parts.items()}
