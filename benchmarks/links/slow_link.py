@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from drivetrain.core.errors import WorkerFailure
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 
 RATES_MBIT: dict[str, float | None] = {"100 Mbit/s": 100, "1 Gbit/s": 1000, "not limited": None}
 TARGET, MAX_STEPS, SEEDS = 0.7, 480, (1, 2, 3)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.plan.profile.resnet import ResNet50
 from drivetrain.plan.profile.subject import Subject
 

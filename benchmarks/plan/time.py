@@ -107,7 +107,7 @@ def measure_place(folder: Path, place: Place, models: Sequence[str], make_hosts:
 
 def probe(folder: Path, place: Place, hosts: Sequence[_Host]) -> float:
     """cluster.yaml of this place, as `drivetrain probe` writes it; the seconds it took."""
-    from drivetrain.cluster.measured import cluster_file, to_yaml
+    from drivetrain.cluster.file import cluster_file, to_yaml
 
     began = time.perf_counter()
     raw = folder / "probe.json"

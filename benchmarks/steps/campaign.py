@@ -14,7 +14,7 @@ from benchmarks.report import report
 from benchmarks.statistics import bootstrap
 from benchmarks.steps.device import own_accelerator
 from drivetrain.core.errors import WorkerFailure
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.launch.local import launch
 
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from benchmarks.statistics import paired_ratio
 from drivetrain.core.errors import DrivetrainError
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 
 _TIMES = "DRIVETRAIN_BENCH_TIMES"
 _BARE, _ON_RAY, _LOCAL = "Ray Train bare", "drivetrain on Ray", "drivetrain, local launcher"

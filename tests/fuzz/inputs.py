@@ -22,7 +22,7 @@ from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.cli.reading import reading
 from drivetrain.config import load_config
 from drivetrain.core.errors import DrivetrainError
-from drivetrain.core.plain_text import plain_but_coloured
+from drivetrain.core.text import plain_but_coloured
 from drivetrain.diagnose.run import diagnose
 from drivetrain.launch import submission
 from drivetrain.launch.targets.hosts_file import read_hosts

@@ -92,7 +92,7 @@ def test_a_rank_that_ends_well_takes_leave(tmp_path: Path, launcher: tuple[str, 
 
 _AT_EXIT = """\
 import atexit, sys, threading
-from drivetrain.core.ending import is_failing, settle_exit_code
+from drivetrain.core.processes import is_failing, settle_exit_code
 from drivetrain.core.errors import Preempted
 atexit.register(lambda: print(is_failing()))
 """

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from drivetrain.cluster.identity import Identity
+from drivetrain.cluster.environments import Identity
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.world import World
 from drivetrain.strategies.local_sgd import LocalSGD

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.rehearse.client import Asked, rehearse
 from drivetrain.rehearse.show import as_dict
 

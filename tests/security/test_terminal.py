@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from drivetrain.cli import main as cli
 from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, DrivetrainError
-from drivetrain.core.plain_text import plain, plain_but_coloured
+from drivetrain.core.text import plain, plain_but_coloured
 from tests.unit.test_status import write_run
 
 TITLE = "\x1b]0;owned\x07"

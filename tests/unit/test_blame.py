@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from drivetrain import Hook, Task, Trainer
-from drivetrain.core.blame import blame, raised_by, without_blame
-from drivetrain.core.errors import ConfigError
+from drivetrain.core.errors import ConfigError, blame, raised_by, without_blame
 from drivetrain.core.redaction import REMOVED, clean_traceback
 from drivetrain.diagnose.stacks import own_calls
 from drivetrain.record.run_directory import RunDirectory

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivetrain.cluster.peaks import peak_flops
+from drivetrain.cluster.catalogue import peak_flops
 
 # what drivers call them (torch.cuda, torch.xpu and torch.hpu get_device_name)
 KNOWN = {

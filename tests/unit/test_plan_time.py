@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.plan.time_report import kendall
 from drivetrain.cluster.description import Link
-from drivetrain.cluster.measured import _as_ring
+from drivetrain.cluster.file import _as_ring
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.cost.links import Ring
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, compare

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivetrain.cluster.measured import _large, _small
+from drivetrain.cluster.file import _large, _small
 from drivetrain.plan.probe_sizes import HOST, accelerator_sizes
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -27,7 +27,7 @@ ALLOWED = {
     "__init__.py": "the public names of the drop-in trainers",
     "compat/": "the drop-in trainers: the names they replace are their interface",
     "cluster/environments.py": "horovodrun is a launcher that ranks can be started by",
-    "cluster/measured.py": "the key of a file that older versions have written",
+    "cluster/file.py": "the key of a file that older versions have written",
     "doctor/": "versions and variables of libraries, whether a run uses them or not",
     "plan/probe.py": "what torch's fully_shard costs on this machine is measured",
     "plan/simulation/published.py": "a paper's title",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drivetrain.checkpoint.checkpointer import Saved
-from drivetrain.cluster.identity import Identity
+from drivetrain.cluster.environments import Identity
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.world import World
 from drivetrain.train.saving import timetable

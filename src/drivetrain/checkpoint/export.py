@@ -22,7 +22,7 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.whole_tensors import WholeTensors
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 
 PREFIX = "model."
 MAX_SHARD_BYTES = 5 * 10**9

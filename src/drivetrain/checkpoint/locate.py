@@ -14,8 +14,7 @@ from drivetrain.checkpoint import catalogue
 from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
 from drivetrain.checkpoint.storage import Storage, storage_at
-from drivetrain.core.addresses import followed
-from drivetrain.core.bounded import SMALL_BYTES, one_line, parse_yaml
+from drivetrain.core.bounded import SMALL_BYTES, followed, one_line, parse_yaml
 from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
 from drivetrain.core.redaction import REMOVED
 

@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
-from drivetrain.core.blame import blame
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, Problem, blame
 from drivetrain.core.stateful import Stateful
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of
 

@@ -16,7 +16,7 @@ from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.locate import Located, damaged, locate
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.cli.terminal import terminal
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 
 if TYPE_CHECKING:
     from drivetrain.checkpoint.compare import Comparison, Difference

@@ -13,7 +13,7 @@ from drivetrain.core.errors import (
     EnvironmentProblem,
     Problem,
 )
-from drivetrain.core.plain_text import plain, plain_but_coloured
+from drivetrain.core.text import plain, plain_but_coloured
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request
 from drivetrain.launch.submission import Submission

@@ -104,7 +104,7 @@ def probe(ranks: int, nodes: int, output: str) -> int:
     import tempfile
 
     from drivetrain.cli.terminal import terminal
-    from drivetrain.cluster.measured import cluster_file, to_yaml
+    from drivetrain.cluster.file import cluster_file, to_yaml
     from drivetrain.launch.guardian import guard
 
     with tempfile.TemporaryDirectory() as folder:

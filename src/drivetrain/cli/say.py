@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from drivetrain.core.plain_text import plain
+from drivetrain.core.text import plain
 
 
 def say(text: str = "", *, err: bool = False) -> None:

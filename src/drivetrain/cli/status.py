@@ -14,7 +14,7 @@ from rich.text import Text
 from drivetrain.cli.reading import reading
 from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
-from drivetrain.core.units import readable_duration, readable_rate
+from drivetrain.core.text import readable_duration, readable_rate
 from drivetrain.record.ledger import CLASSES, Ledger
 from drivetrain.record.ledger.values import COLOURS, LABELS
 from drivetrain.record.reading import open_run

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from drivetrain.core.plain_text import plain
+from drivetrain.core.text import plain
 
 
 class _Terminal(Console):

@@ -8,7 +8,7 @@ from pathlib import Path
 from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.files import write_whole
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.record.reading import open_run
 
 

@@ -1,6 +1,5 @@
 """Who am I: rank, world and meeting point, read from whatever started this process."""
 
-from drivetrain.cluster.environments import detect
-from drivetrain.cluster.identity import Identity
+from drivetrain.cluster.environments import Identity, detect
 
 __all__ = ["Identity", "detect"]

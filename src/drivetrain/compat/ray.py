@@ -20,7 +20,7 @@ from torch import nn
 from drivetrain.cluster.environments import detect
 from drivetrain.compat.pytorch import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
 from drivetrain.core.errors import ConfigError, Problem, WorkerFailure
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR
 from drivetrain.train.history import History

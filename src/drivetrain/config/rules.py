@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import Problem
-from drivetrain.core.plain_text import plain
 from drivetrain.core.redaction import clean_address
+from drivetrain.core.text import plain
 from drivetrain.core.traits import Feature, Rule, all_traits, with_feature
 
 

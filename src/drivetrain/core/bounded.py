@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from drivetrain.core.errors import DamagedRun
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.text import readable_bytes
 
 SMALL_BYTES = 4 << 20
 """Of a document that is read whole and parsed: run.yaml, job.json, an attempt's facts."""
@@ -137,3 +137,25 @@ def read_yaml(path: Path) -> Any:
 def one_line(error: Exception) -> str:
     """What an error says, on one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+# Which addresses are followed that a person did not type but a file names.
+#
+# fsspec knows dozens of protocols; some run code that lies at the address, some wrap others
+# (`a::b`), some are made to reach into this machine. A file that somebody else wrote may only name
+# a path or an object store.
+
+FOLLOWED = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
+
+
+def followed(where: str, address: Any) -> str:
+    """The address, when it may be followed; ConfigError otherwise. `where` names the file's key."""
+    if not isinstance(address, str):
+        raise ConfigError([Problem(where, "not an address", "mend the file", address)])
+    protocol, separator, _ = address.partition("://")
+    is_path = not separator and "::" not in address
+    if is_path or (protocol in FOLLOWED and "::" not in address):
+        return address
+    rule = f"a run's directory is only followed to a path or to {', '.join(FOLLOWED)}"
+    remedy = "if you trust it, give the address yourself in place of the run's directory"
+    raise ConfigError([Problem(where, rule, remedy, address)])

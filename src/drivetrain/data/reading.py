@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from drivetrain.core.blame import blame
+from drivetrain.core.errors import blame
 
 
 def read(dataset: Any, ids: Sequence[int]) -> list[Any]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.core.errors import exception_line
+from drivetrain.core.text import readable_bytes
 from drivetrain.core.traits import remedy_for
-from drivetrain.core.units import readable_bytes
 from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import first_difference
 from drivetrain.diagnose.evidence import Evidence

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from drivetrain.core.finding import Finding
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.doctor.fabric import fabric_of, settings_for
 from drivetrain.doctor.facts import Examination, HostFacts, Link
 from drivetrain.doctor.hardware import SHM

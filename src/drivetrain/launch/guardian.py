@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.core.errors import ConfigError, Preempted
-from drivetrain.core.linux import require_linux
+from drivetrain.core.requirements import require_linux
 from drivetrain.launch import node
 from drivetrain.launch.run_lock import only_launcher
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from drivetrain.cluster.identity import Identity
+from drivetrain.cluster.environments import Identity
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.world import World, device_of
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from drivetrain.cluster.description import Cluster
-from drivetrain.cluster.identity import Identity
+from drivetrain.cluster.environments import Identity
 from drivetrain.config.schema import Parallel
-from drivetrain.core.ending import is_failing
 from drivetrain.core.plugins import load
+from drivetrain.core.processes import is_failing
 from drivetrain.core.traits import all_traits
 from drivetrain.parallel.accelerator import (
     Accelerator,

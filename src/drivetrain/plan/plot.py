@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.plan.cost.estimate import Estimate
 from drivetrain.plan.plan import Plan
 from drivetrain.plan.show import distinct

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from drivetrain.cluster.description import Cluster, Link
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.plan.cost.estimate import Estimate, estimate, memory_limit
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.search import Answer, Objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain.core.units import readable_bytes, readable_duration, readable_rate
+from drivetrain.core.text import readable_bytes, readable_duration, readable_rate
 from drivetrain.plan.cost.estimate import Estimate
 from drivetrain.plan.plan import Plan
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from drivetrain.core.units import readable_duration, readable_rate
+from drivetrain.core.text import readable_duration, readable_rate
 
 LOGGER = logging.getLogger("drivetrain")
 if LOGGER.level == logging.NOTSET:

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 
-from drivetrain.core.children import end_child
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.processes import end_child
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.beside_plan import Comparison, compare, predict_in_process
 from drivetrain.rehearse.findings import Failure, Finding, RankReport, find

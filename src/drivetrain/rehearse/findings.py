@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.data.batches import BatchPlan
 from drivetrain.rehearse.calls import PAIRWISE, Call
 from drivetrain.rehearse.lines import Line

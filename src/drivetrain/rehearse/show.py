@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.client import Rehearsal

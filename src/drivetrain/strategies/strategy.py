@@ -12,7 +12,7 @@ from torch import nn
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.core.errors import Problem
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World

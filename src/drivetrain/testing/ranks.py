@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from drivetrain.core.children import end_child
 from drivetrain.core.errors import WorkerFailure
+from drivetrain.core.processes import end_child
 
 Result = TypeVar("Result")
 _IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "drivetrain.train.trainer")

@@ -15,7 +15,7 @@ from drivetrain.cluster.environments import detect
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drivetrain.core.blame import blame
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, Problem, blame
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.parallel.model import ParallelModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.core.blame import blame
+from drivetrain.core.errors import blame
 
 if TYPE_CHECKING:
     from drivetrain.train.history import EvaluationResult, StepMetrics

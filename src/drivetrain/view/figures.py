@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from drivetrain.core.units import readable_rate
+from drivetrain.core.text import readable_rate
 from drivetrain.view.run_view import RunView
 from drivetrain.view.scale import duration_text, number_text
 

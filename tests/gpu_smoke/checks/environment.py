@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.accelerator import Accelerator, accelerator_type, num_devices
 from tests.gpu_smoke.devices import backend, device_module, fits
 from tests.gpu_smoke.rows import PASS, SKIPPED, Row, judged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drivetrain.core.finding import Finding
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.doctor.checks.devices import num_visible
 from drivetrain.doctor.facts import Examination, HostFacts
 from drivetrain.doctor.hardware import SHM

@@ -19,8 +19,8 @@ from torch import nn
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.extras import require
 from drivetrain.core.intercept import Intercepted, intercepting
+from drivetrain.core.requirements import require
 from drivetrain.plan.profile.resnet import ResNet50
 from drivetrain.plan.profile.subject import Subject, causal_lm_loss, token_batch
 

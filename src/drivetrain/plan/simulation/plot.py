@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.plan.simulation.outcome import Outcome
 
 _COLORS = ("tab:red", "tab:blue", "tab:green")

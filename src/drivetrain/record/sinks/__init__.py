@@ -1,6 +1,6 @@
 """Where scalars are shown.
 
-Which there are, `SINKS` says (`config/schema/record.py`); to add one: docs/extending.md.
+Which there are, `SINKS` says (`config/schema.py`); to add one: docs/extending.md.
 """
 
 from __future__ import annotations

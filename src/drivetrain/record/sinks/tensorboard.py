@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.sinks import Outcome, Scalars
 

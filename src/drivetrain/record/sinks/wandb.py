@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from drivetrain.core.extras import require
 from drivetrain.core.files import write_whole
+from drivetrain.core.requirements import require
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.sinks import Outcome, Scalars
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 
 
 def require_async_io() -> None:

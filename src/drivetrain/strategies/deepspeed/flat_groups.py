@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 
 
 class FlatGroups:

@@ -21,7 +21,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.parallel.model import NOTHING, EngineStep, ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.strategies.deepspeed.async_io import require_async_io

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.parallel.parts import whole
 from drivetrain.parallel.world import World
 from drivetrain.strategies.deepspeed.flat_groups import FlatGroups

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from drivetrain.cluster.identity import Identity
+from drivetrain.cluster.environments import Identity
 from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.parallel.world import World
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.core.blame import raised_by, without_blame
-from drivetrain.core.errors import exception_line
+from drivetrain.core.errors import exception_line, raised_by, without_blame
 from drivetrain.diagnose.stacks import own_calls, traceback_line
 
 # What a rank says when it only noticed that another one is gone.

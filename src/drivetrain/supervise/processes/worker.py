@@ -25,8 +25,8 @@ import time
 import traceback
 from pathlib import Path
 
-from drivetrain.core.ending import settle_exit_code
 from drivetrain.core.files import write_whole
+from drivetrain.core.processes import settle_exit_code
 from drivetrain.supervise.failures import dump_responder
 
 CONTROL = "DRIVETRAIN_CONTROL_FD"

@@ -18,7 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import ReduceOp, TCPStore
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.parallel.world import World
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"

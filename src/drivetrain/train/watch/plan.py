@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.core.files import write_whole
-from drivetrain.core.units import readable_bytes
+from drivetrain.core.text import readable_bytes
 from drivetrain.train.hooks import Hook
 from drivetrain.train.watch.requested import PLAN_VARIABLE
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from drivetrain.cluster.peaks import peak_flops
+from drivetrain.cluster.catalogue import peak_flops
 from drivetrain.train.assemble import Assembly
 
 _FLOPS_PER_WEIGHT_AND_TOKEN = 6

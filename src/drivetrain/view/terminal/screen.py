@@ -10,7 +10,7 @@ from rich.layout import Layout
 from rich.panel import Panel
 from rich.text import Text
 
-from drivetrain.core.units import readable_rate
+from drivetrain.core.text import readable_rate
 from drivetrain.view.figures import typical
 from drivetrain.view.run_view import RunView
 from drivetrain.view.scale import number_text

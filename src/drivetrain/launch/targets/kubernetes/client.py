@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.launch.target import State, Status
 from drivetrain.launch.targets.kubernetes.manifests import Manifest
 from drivetrain.launch.targets.kubernetes.states import (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
-from drivetrain.core.extras import require
+from drivetrain.core.requirements import require
 from drivetrain.launch.target import State, Status
 from drivetrain.launch.targets.ray import tokens
 from drivetrain.supervise.policy import PREEMPTED_CODE

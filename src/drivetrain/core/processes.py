@@ -1,14 +1,16 @@
-"""Is this process ending because something failed? Asked by what cleans up at exit.
-
-A rank that fails must not take leave of its process group: the others may wait in a collective it
-will never come to, and NCCL's shutdown would wait for them.
-"""
+"""How this process ends, and those it started."""
 
 from __future__ import annotations
 
 import sys
+from multiprocessing.process import BaseProcess
 
 from drivetrain.core.errors import Preempted
+
+# Is this process ending because something failed? Asked by what cleans up at exit.
+#
+# A rank that fails must not take leave of its process group: the others may wait in a collective it
+# will never come to, and NCCL's shutdown would wait for them.
 
 _codes: list[int] = []
 """The exit code this process ends with, once that is settled."""
@@ -32,3 +34,19 @@ def is_failing() -> bool:
         return False
     error = getattr(sys, "last_value", None)  # set when an error that nobody caught is printed
     return error is not None and not isinstance(error, Preempted)
+
+
+# Processes that multiprocessing started.
+
+_PATIENCE_S = 5.0
+
+
+def end_child(process: BaseProcess) -> None:
+    """Ask it to end, insist after a while, and leave nothing of it behind."""
+    if process.is_alive():
+        process.terminate()
+        process.join(_PATIENCE_S)
+    if process.is_alive():
+        process.kill()
+    process.join()
+    process.close()
