@@ -79,7 +79,7 @@ PLACES = (
 
 RUN_EVERYWHERE = {
     "cli/profile.py": "prints a command for Nsight Systems",
-    "cluster/peaks.py": "names of products",
+    "cluster/catalogue.py": "names of products",
     "diagnose/trace.py": "names in a profile, gloo's beside NCCL's",
     "strategies/ddp/__init__.py": "names of other launchers' backends",
     "launch/early.py": "files of drivers: whether they exist is asked on every machine",

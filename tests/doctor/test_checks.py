@@ -11,9 +11,8 @@ import pytest
 from drivetrain.core.errors import ConfigError
 from drivetrain.core.finding import Finding, together
 from drivetrain.doctor.checks import judge
-from drivetrain.doctor.checks.links import by_culprit
+from drivetrain.doctor.checks.network import by_culprit
 from drivetrain.doctor.examine import rounds
-from drivetrain.doctor.fabric import fabric_of, settings_for
 from drivetrain.doctor.facts import (
     Adapter,
     Clock,
@@ -31,6 +30,7 @@ from drivetrain.doctor.facts import (
 )
 from drivetrain.doctor.network import nccl_interface
 from drivetrain.doctor.question import read_expected
+from drivetrain.doctor.report import fabric_of, settings_for
 
 GIB = 2**30
 VERSIONS = {"python": "3.11.9", "drivetrain": "0.1", "torch": "2.13.0", "numpy": "2.4"}

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.doctor import meeting as module
+from drivetrain.doctor import channels as module
 from drivetrain.doctor.agent import Agent
-from drivetrain.doctor.channels import Limits, answer_in
-from drivetrain.doctor.meeting import meeting
+from drivetrain.doctor.channels import Limits, answer_in, meeting
 
 LIMITS = Limits(ports=(29400,), places=("/nowhere/run",))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.diagnose import bottleneck, crash, divergence, hang, straggler
+from drivetrain.diagnose import crash, divergence, hang, slow, straggler
 from drivetrain.diagnose.collectives import Call, Calls
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity, by_severity, listed
@@ -267,21 +267,23 @@ def test_nobody_is_slow_when_all_are_or_when_it_is_only_noise() -> None:
 
 
 def test_shares_above_their_limit_are_findings() -> None:
-    def laps(**seconds: float) -> bottleneck.Laps:
-        names = bottleneck.Laps.__dataclass_fields__
+    def laps(**seconds: float) -> slow.Laps:
+        names = slow.Laps.__dataclass_fields__
         full = {name: np.full((2, 20), seconds.get(name, 0.0)) for name in names}
-        return bottleneck.Laps(**full)
+        return slow.Laps(**full)
 
-    assert not bottleneck.findings(laps(compute_s=0.05, data_wait_s=0.001, communication_s=0.01))
-    found = bottleneck.findings(laps(compute_s=0.05, data_wait_s=0.05, checkpoint_s=0.02))
+    assert not slow.bottleneck_findings(
+        laps(compute_s=0.05, data_wait_s=0.001, communication_s=0.01)
+    )
+    found = slow.bottleneck_findings(laps(compute_s=0.05, data_wait_s=0.05, checkpoint_s=0.02))
     assert [finding[1].kind for finding in found] == [Kind.DATA_BOUND, Kind.CHECKPOINT_BOUND]
 
 
 def test_communication_beyond_waiting_for_the_slowest_rank_counts_as_the_networks() -> None:
     own = np.array([[0.05], [0.10]]).repeat(20, axis=1)
     zero = np.zeros_like(own)
-    waits = bottleneck.Laps(zero, own, np.array([[0.05], [0.0]]).repeat(20, 1), zero, zero, zero)
-    assert bottleneck.shares(waits).communication == 0.0
+    waits = slow.Laps(zero, own, np.array([[0.05], [0.0]]).repeat(20, 1), zero, zero, zero)
+    assert slow.shares(waits).communication == 0.0
 
 
 def test_a_trace_is_summed_up_with_what_overlaps_and_what_does_not() -> None:

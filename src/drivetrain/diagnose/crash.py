@@ -15,7 +15,7 @@ from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import first_difference
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
-from drivetrain.diagnose.mismatch import aborted, mismatch
+from drivetrain.diagnose.hang import aborted, mismatch
 from drivetrain.diagnose.stacks import traceback_line
 
 _MEMORY = re.compile(

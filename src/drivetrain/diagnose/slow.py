@@ -1,18 +1,138 @@
-"""Slow: the records of a run's steps, judged. Reads them; what is judged is pure and elsewhere."""
+"""Slow: what a step's time goes to when it is not computing, from the records of a run's steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from drivetrain.diagnose import bottleneck, straggler
-from drivetrain.diagnose.bottleneck import Laps
+from drivetrain.core.traits import remedy_for
+from drivetrain.diagnose import straggler
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.diagnose.straggler import Array
 from drivetrain.record.reading import PastAttempt, RunReading
 from drivetrain.record.step_file import COMPILES, HOST_TIMED
+
+# Bottleneck: what a step's time goes to when it is not computing. Pure: arrays come in.
+
+
+@dataclass(frozen=True)
+class Laps:
+    """Seconds of each step on each rank, [ranks × steps]."""
+
+    data_wait_s: Array
+    compute_s: Array
+    communication_s: Array
+    optimizer_s: Array
+    checkpoint_s: Array
+    other_s: Array
+
+    @property
+    def lap_s(self) -> Array:
+        """The whole step."""
+        parts = [getattr(self, name) for name in self.__dataclass_fields__]
+        total: Array = np.sum(parts, axis=0)
+        return total
+
+    @property
+    def own_s(self) -> Array:
+        """Before the ranks meet."""
+        return self.data_wait_s + self.compute_s
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of all the steps' time."""
+
+    data: float
+    communication: float
+    """Beyond waiting for the slowest rank, which is not the network's doing."""
+    checkpoint: float
+    between: float
+    """Neither of these nor computing: hooks, logging, Python between the steps."""
+
+
+def shares(laps: Laps) -> Shares:
+    """What a step waits for: for data and checkpoints, the rank that waits longest counts."""
+    total_s = float(np.sum(np.max(laps.lap_s, axis=0)))
+    if not total_s:
+        return Shares(0.0, 0.0, 0.0, 0.0)
+
+    def share(values: Array) -> float:
+        return float(np.sum(values)) / total_s
+
+    return Shares(
+        data=share(np.median(laps.data_wait_s, axis=0)),
+        communication=share(np.min(laps.communication_s, axis=0)),
+        checkpoint=share(np.max(laps.checkpoint_s, axis=0)),
+        # the usual step's: an evaluation now and then is not what is meant
+        between=float(np.median(laps.other_s) / max(np.median(laps.lap_s), 1e-9)),
+    )
+
+
+_LIMITS = {"data": 0.15, "communication": 0.35, "checkpoint": 0.10, "between": 0.20}
+"""From which share on it is a finding."""
+
+
+def bottleneck_findings(laps: Laps) -> list[tuple[float, Finding]]:
+    """What the run's steps spend too much of their time on, each with its share of it."""
+    measured = shares(laps)
+    lap_s = float(np.median(laps.lap_s))
+    found = []
+    for name, limit in _LIMITS.items():
+        share = getattr(measured, name)
+        if share >= limit:
+            kind, what, remedy = _WORDS[name]
+            if name == "communication":
+                remedy = remedy.format(bandwidth=remedy_for("bandwidth"))
+            found.append(
+                (
+                    share,
+                    Finding(
+                        Severity.WARNING,
+                        kind,
+                        f"{share:.0%} of the steps' time is spent {what}",
+                        remedy,
+                        (
+                            f"median step {lap_s * 1e3:.1f} ms over {laps.lap_s.shape[1]} steps",
+                            f"shares: data {measured.data:.0%}, communication "
+                            f"{measured.communication:.0%}, checkpoints {measured.checkpoint:.0%}, "
+                            f"between steps {measured.between:.0%}",
+                        ),
+                    ),
+                )
+            )
+    return found
+
+
+_WORDS = {
+    "data": (
+        Kind.DATA_BOUND,
+        "waiting for data",
+        "raise data.num_workers, cache or pre-process the samples, or read from faster storage",
+    ),
+    "communication": (
+        Kind.COMMUNICATION_BOUND,
+        "waiting for the network, with every rank there",
+        "accumulate more micro-batches per exchange (a larger global_batch_size), set "
+        "communication.compression, use {bandwidth}, or look at the slowest link",
+    ),
+    "checkpoint": (
+        Kind.CHECKPOINT_BOUND,
+        "waiting for checkpoints",
+        "save less often (checkpoint.every_steps, or auto), or to faster storage",
+    ),
+    "between": (
+        Kind.LAUNCH_BOUND,
+        "between the steps, in Python",
+        "log less often (record.logging_steps), make hooks lighter, or take larger micro-batches",
+    ),
+}
+
+
+# Slow: the records of a run's steps, judged. Reads them; what is judged is pure and elsewhere.
 
 _WARM_UP_STEPS = 3
 """At the start of an attempt, caches are cold and memory is being had."""
@@ -34,7 +154,7 @@ def findings(run: RunReading) -> list[Finding]:
             crowded = _oversubscribed(attempt)
             slow = [] if crowded else _stragglers(attempt, steps, laps, ranks)
             # where all wait for data, one waits a little longer: what costs more comes first
-            weighed = sorted([*slow, *bottleneck.findings(laps)], key=lambda pair: -pair[0])
+            weighed = sorted([*slow, *bottleneck_findings(laps)], key=lambda pair: -pair[0])
             return [*crowded, *(finding for _, finding in weighed)]
     return []
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.core.finding import Finding
 from drivetrain.doctor.channels import AgentLost, Channel
-from drivetrain.doctor.checks.links import doubtful
+from drivetrain.doctor.checks.network import doubtful
 from drivetrain.doctor.facts import (
     Clock,
     Dial,

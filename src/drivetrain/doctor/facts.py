@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 
 @dataclass(frozen=True)
@@ -163,3 +166,16 @@ class Examination:
     target: str | None = None
     sees_token: dict[str, bool] = field(default_factory=dict)
     """Whether each host sees a file that the first one wrote into the run's directory."""
+
+
+# What most hosts have, and who differs.
+
+Value = TypeVar("Value")
+
+
+def odd_ones(values: Mapping[str, Value]) -> tuple[Value, dict[str, Value]] | None:
+    """The commonest value (of equals, the first) and the hosts with another; None if alike."""
+    if len(set(values.values())) < 2:
+        return None
+    usual = Counter(values.values()).most_common(1)[0][0]
+    return usual, {host: value for host, value in values.items() if value != usual}

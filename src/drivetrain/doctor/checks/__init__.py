@@ -5,31 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from drivetrain.core.finding import Finding
-from drivetrain.doctor.checks import (
-    clocks,
-    devices,
-    links,
-    names,
-    ports,
-    resources,
-    scheduler,
-    storage,
-    timeouts,
-    versions,
-)
+from drivetrain.doctor.checks import machine, network, settings
 from drivetrain.doctor.facts import Examination
 
 CHECKS: Sequence[Callable[[Examination], Iterator[Finding]]] = (
-    versions.check,
-    devices.check,
-    names.check,
-    links.check,
-    ports.check,
-    clocks.check,
-    resources.check,
-    storage.check,
-    timeouts.check,
-    scheduler.check,
+    settings.check_versions,
+    machine.check_devices,
+    network.check_names,
+    network.check_links,
+    network.check_ports,
+    machine.check_clocks,
+    machine.check_resources,
+    machine.check_storage,
+    settings.check_timeouts,
+    settings.check_scheduler,
 )
 
 

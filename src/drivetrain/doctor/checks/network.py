@@ -1,4 +1,4 @@
-"""Between hosts: firewalls, wrong interfaces, slow links."""
+"""The network: names and interfaces, ports, and the links between hosts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,130 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from drivetrain.core.finding import Finding
-from drivetrain.doctor.facts import Dial, Examination, Expected, HostFacts, Link
-from drivetrain.doctor.network import collective_address, is_loopback
+from drivetrain.doctor.facts import Dial, Examination, Expected, HostFacts, Interface, Link, PortUse
+from drivetrain.doctor.network import age_text, collective_address, is_loopback, nccl_interface
+
+# Names and interfaces: where will a rank tell the others to connect to?
+
+
+def check_names(examination: Examination) -> Iterator[Finding]:
+    """Of no consequence on a single host: everybody there is reached by loopback."""
+    if len(examination.hosts) < 2:
+        return
+    for host in examination.hosts:
+        yield from _interface_named(host)
+        yield from _own_name(host)
+    yield from _peers(examination)
+
+
+def _interface_named(host: HostFacts) -> Iterator[Finding]:
+    wanted = host.variables.get("GLOO_SOCKET_IFNAME")
+    if wanted and collective_address(host.variables, (), host.interfaces) is None:
+        yield _no_such_interface(host, "GLOO_SOCKET_IFNAME", wanted)
+    wanted = host.variables.get("NCCL_SOCKET_IFNAME")
+    if wanted and nccl_interface(host.variables, host.interfaces) is None:
+        yield _no_such_interface(host, "NCCL_SOCKET_IFNAME", wanted)
+
+
+def _no_such_interface(host: HostFacts, variable: str, wanted: str) -> Finding:
+    names = ", ".join(f"{each.name} ({each.address})" for each in host.interfaces)
+    return Finding(
+        "interface",
+        "error",
+        (host.name,),
+        f"{variable} names an interface that is not there",
+        f"{variable}={wanted}; there are {names or 'none'}",
+        f"export {variable}={suggested(host) or 'INTERFACE'}",
+    )
+
+
+def _own_name(host: HostFacts) -> Iterator[Finding]:
+    if host.variables.get("GLOO_SOCKET_IFNAME"):
+        return
+    interface = suggested(host)
+    address = next((i.address for i in host.interfaces if i.name == interface), "ITS ADDRESS")
+    if not host.own_addresses:
+        yield Finding(
+            "names",
+            "error",
+            (host.name,),
+            "its own name has no address: ranks could not say where they are",
+            f"`getent hosts {host.name}` finds nothing",
+            f"add '{address} {host.name}' to /etc/hosts there,"
+            f" or export GLOO_SOCKET_IFNAME={interface}",
+        )
+        return
+    told = collective_address(host.variables, host.own_addresses, host.interfaces)
+    if told is not None and is_loopback(told):
+        yield Finding(
+            "names",
+            "error",
+            (host.name,),
+            "its own name points to loopback: its ranks would send the others to themselves",
+            f"{host.name} → {told} on {host.name}",
+            f"in /etc/hosts there, replace it by '{address} {host.name}',"
+            f" or export GLOO_SOCKET_IFNAME={interface}",
+        )
+
+
+def suggested(host: HostFacts) -> str | None:
+    """The interface to recommend: up, not loopback, not a container bridge."""
+
+    def order(each: Interface) -> tuple[bool, bool]:
+        is_bridge = each.name.startswith(("docker", "br-", "virbr", "cni", "veth"))
+        return is_bridge, not each.is_up
+
+    usable = [each for each in host.interfaces if not each.is_loopback]
+    return min(usable, key=order).name if usable else None
+
+
+def _peers(examination: Examination) -> Iterator[Finding]:
+    """Names of other hosts that mean this one."""
+    for link in examination.links:
+        wrong = [address for address in link.resolved if is_loopback(address)]
+        if wrong:
+            yield Finding(
+                "names",
+                "error",
+                (link.source,),
+                f"the name of {link.target} points to loopback here",
+                f"{link.target} → {wrong[0]} on {link.source}",
+                f"put {link.target}'s own address into /etc/hosts or DNS of {link.source}",
+            )
+
+
+# Ports the run wants and somebody else has.
+
+
+def check_ports(examination: Examination) -> Iterator[Finding]:
+    """Usually what an earlier run has left behind."""
+    for host in examination.hosts:
+        for use in host.ports:
+            if not use.is_free:
+                yield Finding(
+                    "ports",
+                    "error",
+                    (host.name,),
+                    f"port {use.port} is held by another process",
+                    _holder(use),
+                    _fix(host.name, use),
+                )
+
+
+def _holder(use: PortUse) -> str:
+    if use.pid is None:
+        return "who holds it cannot be seen by this user"
+    orphan = ", whoever started it is gone" if use.is_orphan else ""
+    return f"pid {use.pid}, {age_text(use.age_s)}{orphan}: {use.command}"
+
+
+def _fix(host: str, use: PortUse) -> str:
+    if use.pid is None:
+        return f"sudo ss -ltnp 'sport = :{use.port}' on {host}; end it, or use another port"
+    return f"if it is left over from an earlier run: kill {use.pid} on {host}; or use another port"
+
+
+# Between hosts: firewalls, wrong interfaces, slow links.
 
 # Under so much of what was promised, or of what the other links do, a link is called slow. One
 # stream of TCP does not fill a fast link, so up to so much nothing can be said against it.
@@ -18,7 +140,7 @@ _LATE_OF_EXPECTED, _LATE_OF_MEDIAN, _NOTICEABLE_S = 5.0, 10.0, 0.001
 _FEWEST_TO_COMPARE = 4
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check_links(examination: Examination) -> Iterator[Finding]:
     """Reachability first; what cannot be reached was not measured."""
     hosts = {host.name: host for host in examination.hosts}
     yield from _unreachable(examination.links, hosts)
