@@ -25,7 +25,7 @@ from drivetrain.core.errors import DrivetrainError
 from drivetrain.core.text import plain_but_coloured
 from drivetrain.diagnose.run import diagnose
 from drivetrain.launch import submission
-from drivetrain.launch.targets.hosts_file import read_hosts
+from drivetrain.launch.targets.hosts import read_hosts
 from drivetrain.record import RunDirectory
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of

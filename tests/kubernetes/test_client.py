@@ -14,8 +14,7 @@ from drivetrain.launch import submission
 from drivetrain.launch.job import Job
 from drivetrain.launch.request import read_request
 from drivetrain.launch.target import State
-from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
-from drivetrain.launch.targets.kubernetes.options import KINDS
+from drivetrain.launch.targets.kubernetes.options import KINDS, in_pods, object_name
 from tests.kubernetes.jobs import CPU_TARGET, RAY_TARGET, changed
 from tests.kubernetes.stand_in import NAMESPACE, RESOURCES, StandIn
 

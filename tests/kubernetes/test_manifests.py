@@ -13,8 +13,7 @@ import yaml
 
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes import Kubernetes
-from drivetrain.launch.targets.kubernetes.options import KINDS
-from drivetrain.launch.targets.kubernetes.rules import amount_of
+from drivetrain.launch.targets.kubernetes.options import KINDS, amount_of
 from tests.kubernetes.crds import SOURCES, schema
 from tests.kubernetes.jobs import (
     CPU_JOB,

@@ -11,7 +11,7 @@ import yaml
 
 from drivetrain.launch.job import Job
 from drivetrain.launch.targets.kubernetes import Kubernetes
-from drivetrain.launch.targets.kubernetes.names import in_pods
+from drivetrain.launch.targets.kubernetes.options import in_pods
 from drivetrain.testing.hosts import hosts_available, make_hosts
 from tests.doctor.planted import clean_environment
 

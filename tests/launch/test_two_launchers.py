@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core import locks
-from drivetrain.launch import guardian, run_lock
-from drivetrain.launch.run_lock import only_launcher
+from drivetrain.launch import guardian
+from drivetrain.launch.guardian import only_launcher
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -65,14 +65,14 @@ def test_a_launcher_on_another_host_may_have_died_with_it_and_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file server frees the lock of a host that is gone after a while: its lease."""
-    monkeypatch.setattr(run_lock, "_LEASE_S", 5.0)
+    monkeypatch.setattr(guardian, "_LEASE_S", 5.0)
     run = tmp_path / "run"
     run.mkdir()
     lock = locks.hold(run / "launcher.lock")
     assert lock is not None
     (run / "launcher.lock").write_text("elsewhere 7")
     began_s = time.monotonic()
-    monkeypatch.setattr(run_lock, "_POLL_S", 0.05)
+    monkeypatch.setattr(guardian, "_POLL_S", 0.05)
     monkeypatch.setattr(time, "sleep", lambda _: lock.close())
     with only_launcher(words(run)):
         assert time.monotonic() - began_s < 5

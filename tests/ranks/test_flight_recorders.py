@@ -13,7 +13,7 @@ import torch.distributed as dist
 from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import parse_calls
 from drivetrain.diagnose.evidence import Evidence
-from drivetrain.launch.inherited import variables_of_ranks
+from drivetrain.launch.early import variables_of_ranks
 from drivetrain.supervise.failures.flight_recorders import Group, describe, latest_collectives
 from drivetrain.testing import run_ranks
 

@@ -20,7 +20,7 @@ from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError
 from drivetrain.launch import submission
 from drivetrain.launch.coordinator import coordinated
 from drivetrain.launch.job import Job
-from drivetrain.launch.targets.hosts_file import read_hosts
+from drivetrain.launch.targets.hosts import read_hosts
 
 
 def _job(run: Path, **changes: Any) -> dict[str, Any]:

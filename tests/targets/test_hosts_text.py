@@ -10,8 +10,7 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.launch.coordinator.member import read_members
 from drivetrain.launch.job import Job
 from drivetrain.launch.request import read_request
-from drivetrain.launch.targets.hosts import SshHosts
-from drivetrain.launch.targets.hosts_file import Machine, read_hosts
+from drivetrain.launch.targets.hosts import Machine, SshHosts, read_hosts
 
 
 def test_a_hosts_file_is_read(tmp_path: Path) -> None:

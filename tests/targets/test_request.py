@@ -14,7 +14,7 @@ import pytest
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.launch import submission
-from drivetrain.launch.allocation import nodes_of_step
+from drivetrain.launch.early import nodes_of_step
 from drivetrain.launch.job import Job, seconds_of, time_text
 from drivetrain.launch.request import Request, read_request
 from drivetrain.launch.target import Rendered, State, Status

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.launch import secret_variables, submission
+from drivetrain.launch import ownership, submission
 from drivetrain.launch.coordinator import stdin_watchdog
 from drivetrain.launch.coordinator.coordinator import coordinate
 from drivetrain.launch.coordinator.member import FILE, FROM_STDIN, Member, Members
@@ -85,7 +85,7 @@ def test_a_member_is_told_over_its_standard_input(tmp_path: Path) -> None:
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.readline())"
     command = (sys.executable, "-c", code, str(tmp_path / "told"))
     (tmp_path / FILE).write_text(Members((Member("here", command),), 1.0).text())
-    secret_variables.write(tmp_path, (("WANDB_API_KEY", SECRET),))
+    ownership.write_secrets(tmp_path, (("WANDB_API_KEY", SECRET),))
     assert coordinate(tmp_path) == 0
     assert json.loads((tmp_path / "told").read_text()) == {"WANDB_API_KEY": SECRET}
 
@@ -110,9 +110,9 @@ def test_hosts_and_local_ask_for_the_line_only_when_there_is_one(desk: Path) -> 
 
 
 def test_a_ray_worker_reads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret_variables.write(tmp_path, (("WANDB_API_KEY", SECRET),))
-    assert secret_variables.read(tmp_path) == {"WANDB_API_KEY": SECRET}
-    assert secret_variables.read(tmp_path / "none") == {}
+    ownership.write_secrets(tmp_path, (("WANDB_API_KEY", SECRET),))
+    assert ownership.read_secrets(tmp_path) == {"WANDB_API_KEY": SECRET}
+    assert ownership.read_secrets(tmp_path / "none") == {}
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "path", list(sys.path))

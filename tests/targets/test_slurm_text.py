@@ -12,7 +12,8 @@ import pytest
 
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status
-from drivetrain.launch.targets.slurm import Slurm, states
+from drivetrain.launch.targets import slurm
+from drivetrain.launch.targets.slurm import Slurm
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
 
@@ -116,7 +117,7 @@ def test_arguments_reach_the_script_as_they_were_typed(tmp_path: Path) -> None:
     ],
 )
 def test_squeue_is_read(output: str, status: Status | None) -> None:
-    assert states.from_squeue(output) == status
+    assert slurm.from_squeue(output) == status
 
 
 @pytest.mark.parametrize(
@@ -129,14 +130,14 @@ def test_squeue_is_read(output: str, status: Status | None) -> None:
     ],
 )
 def test_sacct_is_read(output: str, status: Status | None) -> None:
-    assert states.from_sacct(output) == status
+    assert slurm.from_sacct(output) == status
 
 
 def test_scontrol_is_read() -> None:
     """As Slurm 22.05 printed it."""
-    status = states.from_scontrol((GOLDEN / "scontrol-failed.txt").read_text())
+    status = slurm.from_scontrol((GOLDEN / "scontrol-failed.txt").read_text())
     assert status == Status(State.FAILED, "FAILED, NonZeroExitCode", ("h1", "h2"), 3)
-    assert states.from_scontrol("slurm_load_jobs error: Invalid job id specified") is None
+    assert slurm.from_scontrol("slurm_load_jobs error: Invalid job id specified") is None
 
 
 @pytest.mark.parametrize(
@@ -149,4 +150,4 @@ def test_scontrol_is_read() -> None:
     ],
 )
 def test_node_lists_are_expanded(text: str, names: tuple[str, ...]) -> None:
-    assert states.expand(text) == names
+    assert slurm.expand(text) == names

@@ -11,7 +11,7 @@ import pytest
 
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem
 from drivetrain.launch.targets.ray import jobs
-from drivetrain.launch.targets.ray.tokens import token
+from drivetrain.launch.targets.ray.jobs import cluster_token
 from tests.support.ray_cluster import cluster_environment
 
 TOKEN = "0123456789abcdef" * 2
@@ -54,17 +54,17 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Client]:
 
 
 def test_it_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert token() is None
+    assert cluster_token() is None
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("of the home\n")
-    assert token() == "of the home"
+    assert cluster_token() == "of the home"
     (tmp_path / "file").write_text("of the file\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file"))
-    assert token() == "of the file"
+    assert cluster_token() == "of the file"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of the variable")
-    assert token() == "of the variable"
+    assert cluster_token() == "of the variable"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert token() is None
+    assert cluster_token() is None
 
 
 def test_a_token_that_is_there_is_handed_over(

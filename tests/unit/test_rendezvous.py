@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core.errors import EnvironmentProblem
-from drivetrain.launch.coordinator import lock
+from drivetrain.launch.coordinator import member
 from drivetrain.supervise.rendezvous.alive import Alive
 from drivetrain.supervise.rendezvous.handler import FolderRendezvous, join_in_folder
 from drivetrain.supervise.rendezvous.last_call import LastCall
@@ -161,16 +161,16 @@ def test_a_file_system_without_locks_is_said_at_the_start(
     with pytest.raises(EnvironmentProblem, match=said):
         join_in_folder(tmp_path, (2, 2), "127.0.0.1", {})
     with pytest.raises(EnvironmentProblem, match=said):
-        lock.hold(tmp_path)
+        member.hold_coordinator_lock(tmp_path)
     (tmp_path / "conductor.lock").write_text("elsewhere 1")
     with pytest.raises(EnvironmentProblem, match=said):
-        lock.holder(tmp_path)
+        member.coordinator_lock_holder(tmp_path)
 
 
 def test_a_lock_that_somebody_has_is_no_lack_of_locks(tmp_path: Path) -> None:
-    held = lock.hold(tmp_path)
+    held = member.hold_coordinator_lock(tmp_path)
     assert held is not None
-    assert lock.hold(tmp_path) is None
-    assert lock.holder(tmp_path) == (socket.gethostname(), os.getpid())
+    assert member.hold_coordinator_lock(tmp_path) is None
+    assert member.coordinator_lock_holder(tmp_path) == (socket.gethostname(), os.getpid())
     held.close()
-    assert lock.holder(tmp_path) is None
+    assert member.coordinator_lock_holder(tmp_path) is None

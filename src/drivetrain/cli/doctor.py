@@ -77,7 +77,7 @@ def _question(asked: Asked) -> Question:
 @contextmanager
 def _channels(asked: Asked, question: Question) -> Iterator[Sequence[Channel] | None]:
     from drivetrain.doctor.channels import Here, Limits, meeting, num_members, over_ssh
-    from drivetrain.launch.targets.hosts_file import read_hosts
+    from drivetrain.launch.targets.hosts import read_hosts
 
     if asked.meet is not None:
         limits = Limits(question.ports, tuple(question.places))

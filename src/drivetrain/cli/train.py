@@ -48,7 +48,7 @@ def _leave(code: int) -> NoReturn:
 
 def _become_the_script(words: Sequence[str]) -> None:
     """Under a launcher of an engine's own, which has started the ranks: this is one of them."""
-    from drivetrain.launch.inherited import command_of_ranks
+    from drivetrain.launch.early import command_of_ranks
 
     os.execv(sys.executable, [sys.executable, *command_of_ranks(read_command(words))])  # noqa: S606
 

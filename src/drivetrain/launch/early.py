@@ -1,24 +1,105 @@
-"""Whether the ranks of a command line can begin before torch is imported; if so, they do.
-
-Only where nothing but the command line decides what they are: on one machine, with flags that say
-how many, or how long to wait. Whatever asks for more goes the usual way, where torchrun's own
-parser reads it and says what is wrong with it.
-"""
+"""What is known of ranks before torch is imported, from a command line and a Slurm step."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.core.errors import ConfigError
-from drivetrain.launch.allocation import nodes_of_step
+from drivetrain.cluster.environments import Slurm
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
-from drivetrain.launch.inherited import budgets_of, command_of_ranks, variables_of_ranks
-from drivetrain.record.session import COMMAND_S, NODE_SESSION
+from drivetrain.record.session import ACCEPT_CHANGE, COMMAND_S, NODE_SESSION, RUN_DIR
+from drivetrain.supervise.policy import Budgets
 from drivetrain.supervise.processes.head_start import HeadStart
+
+# Inside a Slurm allocation: `srun --ntasks-per-node=1 drivetrain train …` is one run on all nodes.
+#
+# Slurm says how many nodes its step has; without that each of them would train alone.
+
+
+@dataclass(frozen=True)
+class Step:
+    """The nodes of this step, and a name for this life of it."""
+
+    num_nodes: int
+    life: str
+
+
+def nodes_of_step(variables: Mapping[str, str], run_dir: str | None) -> Step | None:
+    """What srun's variables say; None outside a step, or on one node."""
+    if not Slurm.detect(variables):
+        return None
+    num_nodes = int(variables.get("SLURM_STEP_NUM_NODES", "1"))
+    num_tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
+    problems = []
+    if num_tasks > num_nodes:
+        rule = f"srun started {num_tasks} of them on {num_nodes} node{'s' * (num_nodes > 1)}"
+        remedy = "one per node starts the ranks itself: srun --ntasks-per-node=1"
+        problems.append(Problem("drivetrain train", rule, remedy, has_value=False))
+    if num_nodes > 1 and run_dir is None:
+        rule = f"the {num_nodes} nodes of this step need a place to meet"
+        remedy = "--run-dir DIR, on storage that all of them share"
+        problems.append(Problem("--run-dir", rule, remedy, has_value=False))
+    if problems:
+        raise ConfigError(problems)
+    if num_nodes == 1:
+        return None
+    words = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return Step(num_nodes, "-".join(variables.get(word, "0") for word in words))
+
+
+# What the ranks of a node get from their command line, before anybody has met.
+
+_FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Both of torch's recorders, the shared one and NCCL's, read the first; the second is its old name,
+of which torch warns when it is set."""
+
+
+def variables_of_ranks(
+    run_dir: str | None, num_ranks: int | None, accepted_changes: Sequence[str] = ()
+) -> dict[str, str]:
+    """What is not in the environment yet; `num_ranks` is None where torch is to count devices."""
+    wanted: dict[str, str] = {}
+    if run_dir is not None:
+        wanted[RUN_DIR] = str(Path(run_dir).absolute())
+    if accepted_changes:
+        wanted[ACCEPT_CHANGE] = ",".join(accepted_changes)
+    if "OMP_NUM_THREADS" not in os.environ and num_ranks is not None:
+        # each process gets its share of the cores, unless the user has said otherwise
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        wanted["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // num_ranks))
+    if not any(name in os.environ for name in _FLIGHT_RECORDERS):
+        # the latest collectives of each rank, for the verdict on a hang
+        wanted[_FLIGHT_RECORDERS[0]] = "512"
+    return wanted
+
+
+def command_of_ranks(command: Command) -> tuple[str, ...]:
+    """The script or module and its arguments."""
+    return (*(["-m"] if command.is_module else []), command.script, *command.script_args)
+
+
+def budgets_of(args: argparse.Namespace, given: set[str]) -> Budgets:
+    """How often to start again; `given` are the flags that were typed."""
+    asks_for_restarts = "--max-restarts" in given
+    restarts = int(args.max_restarts) if asks_for_restarts else Budgets.failures
+    return Budgets(
+        failures=restarts,
+        preemptions=args.max_preemptions,
+        start_ups=args.max_startup_failures,
+        restarts_anything=asks_for_restarts and restarts > 0,
+    )
+
+
+# Whether the ranks of a command line can begin before torch is imported; if so, they do.
+#
+# Only where nothing but the command line decides what they are: on one machine, with flags that say
+# how many, or how long to wait. Whatever asks for more goes the usual way, where torchrun's own
+# parser reads it and says what is wrong with it.
 
 _UNDERSTOOD = {
     "--nproc-per-node",

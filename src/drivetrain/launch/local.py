@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.launch.allocation import nodes_of_step
 from drivetrain.launch.command import Command, add_our_flags, parse_command
-from drivetrain.launch.inherited import budgets_of, command_of_ranks, variables_of_ranks
+from drivetrain.launch.early import budgets_of, command_of_ranks, nodes_of_step, variables_of_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler

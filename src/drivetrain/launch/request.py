@@ -30,7 +30,7 @@ from drivetrain.launch.command import (
     parse_command,
 )
 from drivetrain.launch.job import Job, seconds_of
-from drivetrain.launch.secret_variables import split
+from drivetrain.launch.ownership import split_secrets
 from drivetrain.launch.submission import find
 from drivetrain.launch.target import (
     TARGETS,
@@ -128,7 +128,7 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
     name = args.job_name or stem
     own = _OF_THE_JOB | of_target
     handed_on = [word for word in command.launcher_args if word.partition("=")[0] not in own]
-    environment, secrets = split([_variable(text) for text in args.env])
+    environment, secrets = split_secrets([_variable(text) for text in args.env])
     run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     return Job(
         name=name,

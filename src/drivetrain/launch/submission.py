@@ -20,10 +20,10 @@ from drivetrain.core.bounded import one_line, read_json
 from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.core.redaction import secrets_among
-from drivetrain.launch import secret_variables
+from drivetrain.launch import ownership
 from drivetrain.launch.job import Job
+from drivetrain.launch.ownership import check_own
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
-from drivetrain.launch.trust import check_own
 
 FILE = "job.json"
 OWN_MODE = 0o644
@@ -62,7 +62,7 @@ def submit(target: Target, job: Job) -> Submission:
         raise ConfigError(problems)
     rendered = target.render(job)
     folder = Path(job.run_dir)
-    secret_variables.write(folder, job.secrets)
+    ownership.write_secrets(folder, job.secrets)
     write_whole(folder / rendered.filename, rendered.text, mode=_mode(job))
     job_id = target.submit(job, rendered)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -113,7 +113,7 @@ def _where_it_is(found: Submission, folder: Path) -> Submission:
 def _secrets(run_dir: Path, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """With what is in the owner's file; whoever may not read it can still follow the run."""
     try:
-        values = secret_variables.read(run_dir)
+        values = ownership.read_secrets(run_dir)
     except PermissionError:
         values = {}
     return tuple((name, values.get(name, "")) for name in names)
@@ -131,7 +131,7 @@ def load(run_dir: str | Path) -> Submission:
 
 def _unknown(job: Job) -> list[Problem]:
     """Secrets whose file is gone, or somebody else's."""
-    rule = f"its value is not known here: {secret_variables.FILE} is gone, or not yours to read"
+    rule = f"its value is not known here: {ownership.FILE} is gone, or not yours to read"
     remedy = "submit the run anew with `drivetrain train … --env {}`"
     names = [name for name, value in job.secrets if not value]
     return [Problem("--env", rule, remedy.format(name), name) for name in names]
@@ -200,7 +200,7 @@ def _save(submission: Submission) -> None:
 def _mode(job: Job) -> int:
     """For others to read, unless the script's own arguments have a secret among them."""
     has_secret = secrets_among((*job.script_args, *job.flags))
-    return secret_variables.OWNERS_ONLY if has_secret else OWN_MODE
+    return ownership.OWNERS_ONLY if has_secret else OWN_MODE
 
 
 def _asdict(value: Any) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from pathlib import Path
 from drivetrain.core.bounded import read_json, read_text
 from drivetrain.core.errors import DamagedRun, DrivetrainError
 from drivetrain.launch.coordinator.coordinator import END, RESUME_ME
-from drivetrain.launch.coordinator.lock import holder
 from drivetrain.launch.coordinator.member import FILE as MEMBERS
-from drivetrain.launch.coordinator.member import LOGS, read_members
+from drivetrain.launch.coordinator.member import LOGS, coordinator_lock_holder, read_members
 from drivetrain.launch.job import Job
 from drivetrain.launch.tail import tail
 from drivetrain.launch.target import State, Status
@@ -56,7 +55,7 @@ def start(job: Job) -> str:
             start_new_session=True,
         )
     deadline_s = time.monotonic() + _START_S
-    while holder(run_dir) is None and not (run_dir / END).exists():
+    while coordinator_lock_holder(run_dir) is None and not (run_dir / END).exists():
         if process.poll() is not None or time.monotonic() > deadline_s:
             said = read_text(run_dir / LOGS / "coordinator.txt")
             raise DrivetrainError(f"the job could not be started: {said.strip()}")
@@ -68,7 +67,7 @@ def poll(job: Job, job_id: str) -> Status:
     """Running while the coordinator lives; then as it wrote down."""
     run_dir = Path(job.run_dir)
     hosts = _hosts(run_dir / MEMBERS)
-    if holder(run_dir):
+    if coordinator_lock_holder(run_dir):
         return Status(State.RUNNING, hosts=hosts)
     try:
         code = int(read_json(run_dir / END)["exit_code"])
@@ -103,7 +102,7 @@ def logs(job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
 def stop(job: Job, job_id: str) -> None:
     """Ask the coordinator, which asks the hosts; wait until it is done."""
     run_dir = Path(job.run_dir)
-    found = holder(run_dir)
+    found = coordinator_lock_holder(run_dir)
     if found is None:
         return
     host, pid = found
@@ -111,7 +110,7 @@ def stop(job: Job, job_id: str) -> None:
         raise DrivetrainError(f"job {job_id} was started on {host}: stop it there")
     signal_coordinator(run_dir, pid)
     deadline_s = time.monotonic() + job.grace_s + 30
-    while holder(run_dir) and time.monotonic() < deadline_s:
+    while coordinator_lock_holder(run_dir) and time.monotonic() < deadline_s:
         time.sleep(0.1)
 
 

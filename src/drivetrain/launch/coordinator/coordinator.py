@@ -21,10 +21,15 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.core.files import write_whole
-from drivetrain.launch import secret_variables
-from drivetrain.launch.coordinator.lock import hold
-from drivetrain.launch.coordinator.member import FILE, LOGS, Member, read_members
-from drivetrain.launch.trust import check_own
+from drivetrain.launch import ownership
+from drivetrain.launch.coordinator.member import (
+    FILE,
+    LOGS,
+    Member,
+    hold_coordinator_lock,
+    read_members,
+)
+from drivetrain.launch.ownership import check_own
 
 END = "conductor-end.json"
 
@@ -152,7 +157,7 @@ def _why(code: int | None) -> str:
 
 def coordinate(run_dir: Path) -> int:
     """Play what the run's file says, to its end."""
-    lock = hold(run_dir)
+    lock = hold_coordinator_lock(run_dir)
     if lock is None:
         sys.stderr.write(f"{run_dir}: another coordinator is at work\n")
         return 1
@@ -160,7 +165,7 @@ def coordinate(run_dir: Path) -> int:
     check_own(run_dir / FILE)
     content = read_members(run_dir / FILE)
     (run_dir / LOGS).mkdir(exist_ok=True)
-    secrets = secret_variables.read(run_dir)
+    secrets = ownership.read_secrets(run_dir)
     playing = [
         _MemberProcess(m, run_dir / LOGS / f"{m.host}.txt", secrets) for m in content.members
     ]

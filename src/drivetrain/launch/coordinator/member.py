@@ -1,21 +1,24 @@
-"""Members: the commands of a job that is started host by host, as values and as a file.
-
-    members:
-      - host: node-a
-        command: [ssh, -T, node-a, "cd /code && python -m …stdin_watchdog …"]
-
-The coordinator does what this file says and nothing else; it is what `--dry-run` prints.
-"""
+"""What a coordinator and its client share: the members of a job, and the coordinator's lock."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from drivetrain.core import locks
 from drivetrain.core.bounded import read_yaml
 from drivetrain.launch.job import Job
 from drivetrain.launch.yaml_text import yaml_text
+
+# Members: the commands of a job that is started host by host, as values and as a file.
+#
+#     members:
+#       - host: node-a
+#         command: [ssh, -T, node-a, "cd /code && python -m …stdin_watchdog …"]
+#
+# The coordinator does what this file says and nothing else; it is what `--dry-run` prints.
 
 FILE = "job.yaml"
 LOGS = "logs"
@@ -59,3 +62,21 @@ def with_stdin_watchdog(job: Job, python: str, *more_flags: str) -> list[str]:
     leash = [python, "-m", "drivetrain.launch.coordinator.stdin_watchdog"]
     leash += [FROM_STDIN] if job.secrets else []
     return [*(["env", *variables] if variables else []), *leash, *words]
+
+
+# The lock of a run's coordinator: whoever can take it knows that none is at work.
+#
+# The system lets it go when its holder dies, however that comes about, so nobody has to guess from
+# a process id.
+
+_FILE = "conductor.lock"
+
+
+def hold_coordinator_lock(run_dir: Path) -> IO[str] | None:
+    """Take it, for as long as the file stays open; None while somebody has it."""
+    return locks.hold(run_dir / _FILE)
+
+
+def coordinator_lock_holder(run_dir: Path) -> tuple[str, int] | None:
+    """The host and process id of the coordinator at work; None when there is none."""
+    return locks.holder(run_dir / _FILE)

@@ -7,20 +7,208 @@ code must be at the same path everywhere; `--sync` copies the working directory 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Collection
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain._version import __version__
+from drivetrain.core.bounded import read_text
+from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem, Problem
 from drivetrain.launch.coordinator import coordinated
 from drivetrain.launch.coordinator.member import FILE, Member, Members, with_stdin_watchdog
 from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered, option
-from drivetrain.launch.targets.hosts_file import Machine, read_hosts
-from drivetrain.launch.targets.hosts_ready import check_machines, copy_code, over_ssh
+
+# The hosts file: one machine per line, as MPI and DeepSpeed know it.
+#
+# # name as ssh knows it, and optionally its number of processes and the address peers use
+# node-a slots=8
+# node-b slots=8 address=10.0.0.2
+
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*")
+"""Nothing that ssh would take for an option, or a shell for anything."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One line."""
+
+    name: str
+    slots: int | None = None
+    address: str | None = None
+
+    @property
+    def reached_at(self) -> str:
+        """Where the other machines find it: user@node-a is node-a."""
+        return self.address or self.name.rpartition("@")[2]
+
+
+def read_hosts(path: Path) -> tuple[Machine, ...]:
+    """Every machine of the file, or everything that is wrong with it."""
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError, DamagedRun) as error:
+        reason = getattr(error, "strerror", None) or f"cannot be read ({error})"
+        problem = Problem("--hosts", reason, "give a file", str(path))
+        raise ConfigError([problem]) from None
+    problems: list[Problem] = []
+    machines = list(_machines(path, lines, problems))
+    if not machines and not problems:
+        problems.append(Problem("--hosts", "names no machine", "one per line", str(path)))
+    for name in sorted({m.name for m in machines if [n.name for n in machines].count(m.name) > 1}):
+        remedy = "one line per machine; slots=N says how many processes"
+        problems.append(Problem(str(path), "named twice", remedy, name))
+    if len({machine.slots for machine in machines}) > 1:
+        rule = "every machine must have the same number of slots"
+        counts = ", ".join(f"{m.name}: {m.slots or 'none given'}" for m in machines)
+        problems.append(Problem(str(path), rule, "give each the same slots=N", counts))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(machines)
+
+
+def _machines(path: Path, lines: list[str], problems: list[Problem]) -> Iterator[Machine]:
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        values = dict(word.partition("=")[::2] for word in words[1:])
+        slots = values.pop("slots", None)
+        address = values.pop("address", None)
+        where = f"{path}:{number}"
+        for name in filter(None, (words[0], address)):
+            if not _NAME.fullmatch(name):
+                remedy = "NAME or USER@NAME, as ssh knows it"
+                problems.append(Problem(where, "not a machine's name", remedy, name))
+        for key, value in values.items():
+            shown = f"{key}={value}" if value else key
+            problems.append(Problem(where, "not understood", "NAME slots=N address=A", shown))
+        if slots is not None and (
+            not (slots.isascii() and slots.isdigit() and len(slots) < 10) or int(slots) < 1
+        ):
+            problems.append(Problem(where, "slots must be a whole number from 1", "slots=8", slots))
+            slots = None
+        yield Machine(words[0], None if slots is None else int(slots), address)
+
+
+# Before a job is started over ssh: does each machine answer, and does it have what is needed?
+
+_ANSWER_S = 120
+_NOT_COPIED = (".git", ".venv", "__pycache__", "runs")
+_NO_FOLDER, _NO_SCRIPT, _NOT_SHARED = 91, 92, 93
+"""Exit codes of our own line of shell; ssh's is 255, the shell's own are 126 and 127."""
+
+
+def over_ssh(ssh: str, machine: str, line: str) -> tuple[str, ...]:
+    """A line of shell on a machine, as a command here."""
+    return (*shlex.split(ssh), machine, line)
+
+
+def copy_code(machines: Sequence[str], ssh: str, folder: str) -> None:
+    """The working directory to the same path on every machine; nothing is deleted there."""
+    left_out = [f"--exclude={name}" for name in _NOT_COPIED]
+
+    def copy(machine: str) -> Problem | None:
+        there = f"{machine}:{folder}/"
+        done = _run(["rsync", "-az", "--mkpath", *left_out, "-e", ssh, f"{folder}/", there])
+        if done.returncode == 0:
+            return None
+        remedy = "is rsync there, and may you write the folder?"
+        return Problem(machine, f"--sync: {_said(done)}", remedy, has_value=False)
+
+    _ask_all(machines, copy)
+
+
+def check_machines(machines: Sequence[str], ssh: str, job: Job, python: str) -> None:
+    """Everything that is missing on any of them, at once."""
+    token = Path(job.run_dir) / f".seen-by-all-{uuid.uuid4().hex[:8]}"
+    code = "from drivetrain._version import __version__; print(__version__)"
+    variables = [f"{name}={value}" for name, value in job.environment]
+    line = (
+        f"cd {shlex.quote(job.working_dir)} || exit {_NO_FOLDER};"
+        f" {_has_script(job)} || exit {_NO_SCRIPT};"
+        f" test -e {shlex.quote(str(token))} || exit {_NOT_SHARED};"
+        f" exec env {shlex.join([*variables, python, '-c', code])}"
+    )
+
+    def check(machine: str) -> Problem | None:
+        return _judge(machine, _run(over_ssh(ssh, machine, line)), job, python)
+
+    token.touch()
+    try:
+        _ask_all(machines, check)
+    finally:
+        token.unlink()
+
+
+def _has_script(job: Job) -> str:
+    is_file = not job.is_module and "--no-python" not in job.flags
+    return f"test -e {shlex.quote(job.script)}" if is_file else "true"
+
+
+def _judge(
+    machine: str, done: subprocess.CompletedProcess[str], job: Job, python: str
+) -> Problem | None:
+    found = done.stdout.strip()
+    if done.returncode == 0 and found == __version__:
+        return None
+    match done.returncode:
+        case 0:
+            rule = f"it has drivetrain {found}, this client {__version__}"
+            remedy = "install the same on all"
+        case 255:
+            rule = f"ssh: {_said(done).removeprefix('ssh: ')}"
+            remedy = f"does `ssh {machine} true` work without a password?"
+        case n if n == _NO_FOLDER:
+            rule, remedy = f"it has no {job.working_dir}", "share that folder, or add --sync"
+        case n if n == _NO_SCRIPT:
+            rule = f"it has no {job.script} in {job.working_dir}"
+            remedy = "share that folder, or add --sync"
+        case n if n == _NOT_SHARED:
+            rule = f"it does not see the run's directory {job.run_dir}"
+            remedy = "--run-dir DIR on storage that all machines share"
+        case 126 | 127:
+            rule, remedy = f"it has no {python}", "--python PATH, the same on all"
+        case _:
+            rule, remedy = _said(done), "install drivetrain for that Python, or --python PATH"
+    return Problem(machine, rule, remedy, has_value=False)
+
+
+def _ask_all(machines: Sequence[str], ask: Callable[[str], Problem | None]) -> None:
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        problems = [problem for problem in pool.map(ask, machines) if problem is not None]
+    if problems:
+        raise EnvironmentProblem(problems)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_S,
+        )
+    except FileNotFoundError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"no {error.filename} on this machine")
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 255, "", f"no answer within {_ANSWER_S} s")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """Its last line, which is the one that says what is wrong."""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return lines[-1].strip() if lines else f"exit code {done.returncode}"
+
 
 _SSH = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
 

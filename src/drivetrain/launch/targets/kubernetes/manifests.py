@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivetrain.launch.job import Job
-from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
-from drivetrain.launch.targets.kubernetes.options import Options
+from drivetrain.launch.targets.kubernetes.options import Options, in_pods, object_name
 from drivetrain.launch.targets.kubernetes.pod import (
     COMPONENT,
     CONTAINER,

@@ -1,10 +1,20 @@
-"""What a user may say about a run on Kubernetes, beside the job itself."""
+"""What a user may say about a run on Kubernetes, and what of it would be refused. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
+from drivetrain.core.errors import Problem
+from drivetrain.core.redaction import clean_text, is_secret, secrets_among
+from drivetrain.launch.job import Job, variable_problems
 from drivetrain.launch.target import option
+
+# What a user may say about a run on Kubernetes, beside the job itself.
 
 KINDS = ("job", "jobset", "trainjob", "rayjob")
 
@@ -36,3 +46,253 @@ class Options:
     run_as_user: int = option("user id in the containers", 1000)
     ray_version: str | None = option("rayjob: the version of Ray in the image, such as 2.53.0")
     max_retries: int = option("pods that may fail before the job does; 75 is no failure", 6)
+
+
+# Names that Kubernetes accepts, and the run's directory as its pods see it.
+
+# A pod of a JobSet is called NAME-node-0-INDEX-SUFFIX, in 63 characters.
+MOST_CHARACTERS = 43
+MARK_CHARACTERS = 8
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def object_name(job: Job) -> str:
+    """The job's name with a mark of its run: two runs of one script do not collide."""
+    plain = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
+    if plain[:1].isdigit():  # a Service's name begins with a letter
+        plain = f"run-{plain}"
+    return f"{plain}-{_mark(job)}"
+
+
+def in_pods(job: Job, options: Options) -> Job:
+    """The same job, its directory where the volume is mounted.
+
+    Everybody's runs lie there side by side: a folder is one run's, and never that of another run
+    whose own folder has the same name.
+    """
+    folder = f"{PurePosixPath(job.run_dir).name}-{_mark(job)}"
+    return replace(job, run_dir=str(PurePosixPath(options.mount_path) / folder))
+
+
+def _mark(job: Job) -> str:
+    """Of whose run it is and where its directory lies; neither changes when it is resumed."""
+    whose = f"{job.owner}:{job.run_dir}"
+    return hashlib.sha256(whose.encode()).hexdigest()[:MARK_CHARACTERS]
+
+
+def keeps_checkpoints_in_store(job: Job) -> bool:
+    """Whether checkpoints go to an object store, so that no volume is needed."""
+    prefix = "checkpoint.directory="
+    return any(w.startswith(prefix) and "://" in w for w in job.script_args)
+
+
+# What would be refused, or go wrong on Kubernetes, known at the client. Each rule is pure.
+
+_FORM = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]\d+)?")
+_DECIMAL = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
+
+
+def amount_of(text: str) -> float | None:
+    """The number meant; None when Kubernetes would refuse it."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        return None
+    number, unit = float(match[1]), match[2]
+    if unit is None:
+        return number
+    if unit[0] in "eE" and unit[1:].isdigit():
+        return number * 10.0 ** int(unit[1:])
+    return number * {**_DECIMAL, **_BINARY}[unit]
+
+
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_IMAGE = re.compile(r"[\w.\-/:]+?(:(?P<tag>[\w.\-]+))?(@sha256:(?P<digest>[0-9a-f]{64}))?")
+_QUALIFIED = re.compile(r"([a-z0-9.\-]{1,253}/)?[A-Za-z0-9]([\w.\-]{0,61}[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([\w.\-]{0,61}[A-Za-z0-9])?)?")
+_VERSION = re.compile(r"\d+\.\d+\.\d+[\w.+-]*")
+_RESERVED = ("/", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr", "/tmp")  # noqa: S108
+
+Rule = Callable[[Job, Options], Iterator[Problem]]
+
+
+def problems(job: Job, options: Options) -> list[Problem]:
+    """All of them at once."""
+    return [problem for rule in _RULES for problem in rule(job, options)]
+
+
+def _kind(_: Job, options: Options) -> Iterator[Problem]:
+    if options.kind not in KINDS:
+        near = difflib.get_close_matches(options.kind, KINDS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(KINDS)}"
+        yield Problem("--kind", "no such kind", remedy, options.kind)
+
+
+def _image(_: Job, options: Options) -> Iterator[Problem]:
+    if options.image is None:
+        remedy = "--image REGISTRY/NAME:TAG; deploy/Dockerfile builds one"
+        yield Problem("--image", "pods need an image", remedy, has_value=False)
+        return
+    match = _IMAGE.fullmatch(options.image)
+    if match is None:
+        yield Problem("--image", "not the name of an image", "NAME:TAG", options.image)
+    elif match["digest"] is None and match["tag"] in (None, "latest"):
+        rule = "a pod started again later may get other code than the run began with"
+        yield Problem("--image", rule, "name a tag of its own, or a digest", options.image)
+
+
+def _name(job: Job, _: Options) -> Iterator[Problem]:
+    name = object_name(job)
+    if not LABEL.fullmatch(name) or len(name) > MOST_CHARACTERS:
+        most = MOST_CHARACTERS - MARK_CHARACTERS - 1
+        rule = f"must have letters or digits, and at most {most} of them"
+        yield Problem("--job-name", rule, "--job-name my-run", job.name)
+
+
+def _object_names(_: Job, options: Options) -> Iterator[Problem]:
+    given = {
+        "--namespace": options.namespace,
+        "--claim": options.claim,
+        "--priority-class": options.priority_class,
+        "--queue": options.queue,
+        "--pull-secret": options.pull_secret,
+        "--service-account": options.service_account,
+    }
+    names = [(flag, name) for flag, name in given.items() if name is not None]
+    for flag, name in [*names, *(("--secret", each) for each in options.secret)]:
+        if flag == "--secret" and ("=" in name or clean_text(name) != name):
+            rule = "takes the name of a Secret, never its content"
+            remedy = "kubectl create secret generic my-keys --from-env-file FILE, --secret my-keys"
+            yield Problem(flag, rule, remedy, "(not shown)")
+        elif not LABEL.fullmatch(name.replace(".", "-")) or len(name) > 63:
+            rule = "not a name Kubernetes accepts: lower-case letters, digits and dashes"
+            yield Problem(flag, rule, f"kubectl get {_kind_of(flag)} lists them", name)
+
+
+def _kind_of(flag: str) -> str:
+    kinds = {"--claim": "pvc", "--pull-secret": "secret", "--queue": "localqueue"}
+    return kinds.get(flag, flag.strip("-").replace("-", ""))
+
+
+def _quantities(job: Job, options: Options) -> Iterator[Problem]:
+    given = {"--cpus": options.cpus, "--memory": options.memory, "--shm": options.shm}
+    for flag, text in given.items():
+        if text is not None and amount_of(text) is None:
+            usual = "8, or 7500m" if flag == "--cpus" else "64Gi (Gi is 2^30; GB is not known)"
+            yield Problem(flag, "not a quantity of Kubernetes", f"for example {usual}", text)
+    memory = amount_of(options.memory) if options.memory else None
+    shm = amount_of(options.shm)
+    if memory is not None and shm is not None and shm >= memory:
+        rule = f"is a part of --memory, which is {options.memory}: nothing would be left"
+        yield Problem("--shm", rule, "lower it, or ask for more --memory", options.shm)
+    if options.memory and memory is not None and memory < 2**20:
+        rule = "is less than a mebibyte: a unit is missing"
+        yield Problem("--memory", rule, f"--memory {options.memory}Gi", options.memory)
+    if job.gpus_per_node and job.processes_per_node > job.gpus_per_node:
+        rule = f"more processes than the {job.gpus_per_node} GPUs of a node"
+        remedy = f"--nproc-per-node {job.gpus_per_node}"
+        yield Problem("--nproc-per-node", rule, remedy, job.processes_per_node)
+
+
+def _pairs(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG001
+    for text in options.node_selector:
+        key, has_value, value = text.partition("=")
+        if not (has_value and _QUALIFIED.fullmatch(key) and _VALUE.fullmatch(value)):
+            remedy = "KEY=VALUE; kubectl get nodes --show-labels lists them"
+            yield Problem("--node-selector", "not a label", remedy, text)
+    for text in options.resource:
+        key, _, value = text.partition("=")
+        if not (_QUALIFIED.fullmatch(key) and amount_of(value) is not None):
+            yield Problem("--resource", "not an amount", "vpc.amazonaws.com/efa=4", text)
+
+
+def _tolerations(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG001
+    for text in options.toleration:
+        rest, has_effect, effect = text.partition(":")
+        key, _, value = rest.partition("=")
+        if not (_QUALIFIED.fullmatch(key) and _VALUE.fullmatch(value)):
+            yield Problem("--toleration", "not a taint", "nvidia.com/gpu=present:NoSchedule", text)
+        elif has_effect and effect not in _EFFECTS:
+            near = difflib.get_close_matches(effect, _EFFECTS, n=1, cutoff=0.3)
+            remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(_EFFECTS)}"
+            yield Problem("--toleration", f"no such effect: {effect}", remedy, text)
+
+
+def _secrets(job: Job, _: Options) -> Iterator[Problem]:
+    remedy = "put it into a Secret and name that: --secret my-keys"
+    yield from variable_problems(job)
+    for name, value in (*job.environment, *job.secrets):
+        if is_secret(name, value):
+            rule = "looks like a secret, and everybody who sees the job would read it"
+            yield Problem("--env", rule, remedy, f"{name}=(not shown)")
+    for shown in secrets_among((*job.script_args, *job.flags)):
+        rule = "looks like a secret, and everybody who sees the job would read it"
+        remedy = "let the script read it from a variable, and that from a Secret (--secret)"
+        yield Problem("the script's arguments", rule, remedy, shown)
+
+
+def _directory(job: Job, options: Options) -> Iterator[Problem]:
+    if options.claim is None and not keeps_checkpoints_in_store(job):
+        rule = "checkpoints would be lost with the pod"
+        remedy = "--claim PVC (ReadWriteMany), or checkpoint.directory=s3://… after the script"
+        yield Problem("--claim", rule, remedy, has_value=False)
+    path = PurePosixPath(options.mount_path)
+    if not path.is_absolute() or ".." in path.parts or str(path) in _RESERVED:
+        rule = "not a folder to mount a volume at"
+        yield Problem("--mount-path", rule, "--mount-path /runs", options.mount_path)
+
+
+def _script(job: Job, _: Options) -> Iterator[Problem]:
+    if PurePosixPath(job.script).is_absolute() and job.script.startswith(job.working_dir):
+        rule = "a path of this machine; pods see the image's files"
+        relative = str(PurePosixPath(job.script).relative_to(job.working_dir))
+        yield Problem("SCRIPT", rule, f"{relative}, with --workdir its folder there", job.script)
+
+
+def _elastic(job: Job, options: Options) -> Iterator[Problem]:
+    if job.is_elastic and options.kind != "rayjob":
+        rule = f"a {options.kind} has as many pods as it says, no more and no fewer"
+        nodes = f"{job.num_nodes}:{job.max_nodes}"
+        yield Problem("--nnodes", rule, f"--nnodes {job.num_nodes}", nodes)
+
+
+def _times(job: Job, options: Options) -> Iterator[Problem]:
+    if job.time_limit_s is not None and job.time_limit_s <= job.grace_s:
+        rule = f"no longer than the run may take to save ({job.grace_s:g} s)"
+        yield Problem("--time", rule, "a longer --time", job.time_limit_s)
+    if options.max_retries < 0:
+        yield Problem("--max-retries", "must be 0 or more", "--max-retries 6", options.max_retries)
+
+
+def _ray(_: Job, options: Options) -> Iterator[Problem]:
+    if options.kind == "rayjob" and options.ray_version is None:
+        rule = "KubeRay has to know which Ray is in the image"
+        yield Problem("--ray-version", rule, "--ray-version 2.53.0", has_value=False)
+    elif options.ray_version is not None and not _VERSION.fullmatch(options.ray_version):
+        remedy = "--ray-version 2.53.0, the image's"
+        yield Problem("--ray-version", "not a version of Ray", remedy, options.ray_version)
+
+
+def _user(_: Job, options: Options) -> Iterator[Problem]:
+    if not 1 <= options.run_as_user < 2**31:
+        rule = "pods do not run as root"
+        remedy = "the id of the image's user, for example 1000"
+        yield Problem("--run-as-user", rule, remedy, options.run_as_user)
+
+
+_RULES: Sequence[Rule] = (
+    _kind,
+    _image,
+    _name,
+    _object_names,
+    _quantities,
+    _pairs,
+    _tolerations,
+    _secrets,
+    _directory,
+    _script,
+    _elastic,
+    _times,
+    _ray,
+    _user,
+)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.launch.job import Job
-from drivetrain.launch.targets.kubernetes.names import in_pods, object_name
-from drivetrain.launch.targets.kubernetes.options import Options
+from drivetrain.launch.targets.kubernetes.options import Options, in_pods, object_name
 
 Manifest = dict[str, Any]
 

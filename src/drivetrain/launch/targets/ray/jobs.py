@@ -7,13 +7,54 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
 from drivetrain.core.requirements import require
 from drivetrain.launch.target import State, Status
-from drivetrain.launch.targets.ray import tokens
 from drivetrain.supervise.policy import PREEMPTED_CODE
+
+# The token of a Ray cluster that asks for one, found where Ray itself looks for it.
+#
+# A new head asks for a token as soon as there is one; whoever comes later has to say that it has
+# one (`RAY_AUTH_MODE=token`), or is refused. Nobody should have to say what can be seen.
+
+MODE = "RAY_AUTH_MODE"
+VARIABLE, PATH_VARIABLE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_REMEDY = (
+    "copy the head's token (`ray get-auth-token` there) to ~/.ray/auth_token,"
+    " or name its file in RAY_AUTH_TOKEN_PATH"
+)
+
+
+def cluster_token() -> str | None:
+    """Of this user; None when there is none, or it is not to be used."""
+    if os.environ.get(MODE, "token").lower() != "token":
+        return None
+    if given := os.environ.get(VARIABLE):
+        return given
+    path = os.environ.get(PATH_VARIABLE) or Path.home() / ".ray" / "auth_token"
+    try:
+        return Path(path).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def token_headers() -> dict[str, str] | None:
+    """For the job server. Ray's other ways in go by the mode, which it reads when imported."""
+    found = cluster_token()
+    if found is None:
+        return None
+    os.environ.setdefault(MODE, "token")
+    return {"Authorization": f"Bearer {found}"}
+
+
+def about_tokens(reason: str) -> tuple[str, str]:
+    """What Ray says of a token that is missing or wrong: the rule, and what to do."""
+    lines = reason.strip().splitlines()
+    return f"the cluster asks for a token ({lines[0] if lines else 'refused'})", _REMEDY
+
 
 _STATES = {
     "PENDING": State.WAITING,
@@ -27,14 +68,14 @@ _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 def connect(address: str | None) -> Any:
     """A client of the cluster's job server."""
-    headers = tokens.headers()  # before Ray is imported
+    headers = token_headers()  # before Ray is imported
     module = require("ray.job_submission", extra="ray")
     require("aiohttp", extra="ray")
     try:
         with _given_address_wins(address):
             return module.JobSubmissionClient(address, headers=headers)
     except _wrong_token() as error:
-        rule, remedy = tokens.in_words(str(error))
+        rule, remedy = about_tokens(str(error))
         raise EnvironmentProblem([Problem("--address", rule, remedy, address)]) from None
     except (ConnectionError, RuntimeError, ValueError) as error:
         shown = address or next((os.environ[n] for n in _ADDRESSES if n in os.environ), None)
@@ -149,4 +190,4 @@ def _told_plainly() -> Iterator[None]:
     except (RuntimeError, ConnectionError) as error:
         raise DrivetrainError(f"ray: {str(error).strip()}") from None
     except _wrong_token() as error:
-        raise DrivetrainError(f"ray: {'; '.join(tokens.in_words(str(error)))}") from None
+        raise DrivetrainError(f"ray: {'; '.join(about_tokens(str(error)))}") from None

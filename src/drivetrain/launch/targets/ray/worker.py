@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from drivetrain.launch import secret_variables
+from drivetrain.launch import ownership
 from drivetrain.launch.targets.ray.failures import ScriptFailed
 from drivetrain.record.session import RUN_DIR, SESSION, TRAINS, read_progress
 from drivetrain.record.stop_request import ask_to_stop
@@ -34,7 +34,7 @@ def run_script(config: dict[str, Any]) -> str | None:
     """The script, to its end; STOPPED when it has saved because somebody asked."""
     session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
     errors = session / "error.json"
-    os.environ |= secret_variables.read(Path(config["run_dir"]))
+    os.environ |= ownership.read_secrets(Path(config["run_dir"]))
     os.environ |= {
         RUN_DIR: config["run_dir"],
         SESSION: str(session),
