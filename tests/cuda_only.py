@@ -37,7 +37,7 @@ _KERNELS = "called with the arguments of torch's schema, and no kernel behind it
 _NEVER = "never"
 PLACES = (
     Place(
-        "parallel/attention/kernels.py",
+        "parallel/attention.py",
         ("_Flash", "_Efficient", "_filled_up"),
         "ring attention by flash and memory-efficient kernels (flash: XPU too)",
         _KERNELS,
@@ -85,7 +85,7 @@ RUN_EVERYWHERE = {
     "launch/early.py": "files of drivers: whether they exist, and variables, on every machine",
     "launch/targets/kubernetes/options.py": "the name of a resource, also in an error",
     "launch/targets/slurm.py": "an example in a help text",
-    "parallel/recompute.py": "names of operators, the CPU's beside CUDA's",
+    "parallel/blocks.py": "names of operators, the CPU's beside CUDA's",
     "supervise/failures/failure.py": "words in other libraries' errors",
     "supervise/failures/flight_recorders.py": "both of torch's recorders by the same lines; NCCL's "
     "entries follow torch's source and have not been seen",

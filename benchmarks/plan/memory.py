@@ -23,7 +23,7 @@ time: the least of a few rounds is what the step itself needs."""
 def predict(folder: Path) -> None:
     """Every case, on fake tensors."""
     from benchmarks.plan.models import subject_of
-    from drivetrain.plan.cost.memory import worst_memory
+    from drivetrain.plan.cost.estimate import worst_memory
     from drivetrain.plan.profile.profiling import Profiler
 
     profilers: dict[tuple[str, str], Profiler] = {}

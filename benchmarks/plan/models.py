@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.core.requirements import require
-from drivetrain.plan.profile.resnet import ResNet50
-from drivetrain.plan.profile.subject import Subject
+from drivetrain.plan.profile.sources import ResNet50, Subject
 
 VOCABULARY, LENGTH, WIDTH, LAYERS = 1024, 128, 256, 4
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from benchmarks.steps.arms import Run, bare_loop, make_optimizer, make_scheduler
 from benchmarks.steps.device import on_device, own_accelerator
 from benchmarks.steps.workloads import MAX_GRAD_NORM, Workload
-from drivetrain.parallel.norm import total_norm
+from drivetrain.parallel.parts import total_norm
 
 NUM_MICRO_BATCHES = 4
 

@@ -19,9 +19,8 @@ from drivetrain.cluster.environments import detect
 from drivetrain.diagnose.finding import Kind
 from drivetrain.diagnose.run import diagnose
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of
-from drivetrain.parallel.clock import DeviceClock, clock_of
+from drivetrain.parallel.clock import DeviceClock, Waiting, clock_of
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.record.reading import open_run
 from drivetrain.record.step_file import HOST_TIMED, SECONDS

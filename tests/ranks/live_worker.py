@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain.config.load import resolve
 from drivetrain.data.sources import source_from
-from drivetrain.parallel.live_world import live_world
+from drivetrain.parallel.world import live_world
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import assemble
 from drivetrain.train.history import History

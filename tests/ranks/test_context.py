@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from drivetrain.core.errors import WorkerFailure
+from drivetrain.parallel.blocks import recompute_blocks
 from drivetrain.parallel.context import share_sequences
-from drivetrain.parallel.recompute import recompute_blocks
 from drivetrain.testing import run_ranks
 from tests.gpt_task import GPT
 
@@ -31,10 +31,10 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "drivetrain":  # what it does inside counts too
-            from drivetrain.parallel.attention import parts
+            from drivetrain.parallel import attention
 
             with self:
-                return getattr(parts, func._schema.name.split("::")[1])._init_fn(*args)
+                return getattr(attention, func._schema.name.split("::")[1])._init_fn(*args)
         given = func(*args, **(kwargs or {}))
         for tensor in tree_iter(given):
             if isinstance(tensor, torch.Tensor):

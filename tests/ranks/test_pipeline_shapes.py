@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.data import DataLoader
 
-from drivetrain.parallel.pipeline.recent import MOST
+from drivetrain.parallel.pipeline.pipelined import MOST
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.trainer import Trainer

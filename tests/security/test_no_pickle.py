@@ -44,7 +44,6 @@ ALLOWED = {
     ("core/bounded.py", "yaml"): "a SafeLoader, after its size was counted",
     ("launch/request.py", "yaml"): "BaseLoader, which makes strings only; the user's own file",
     ("parallel/world.py", "objects"): RANKS,
-    ("parallel/pipeline/chain.py", "objects"): RANKS,
     ("parallel/pipeline/pipelined.py", "objects"): RANKS,
     ("strategies/horovod/meeting.py", "objects"): RANKS,
     ("train/evaluate.py", "objects"): RANKS,

@@ -14,11 +14,9 @@ import torch
 from torch import nn
 
 from drivetrain.cluster.file import load_cluster
-from drivetrain.plan.plan import Plan, make_plan
+from drivetrain.plan.plan import Plan, kind_of, make_plan
 from drivetrain.plan.profile.profiling import Profiler
-from drivetrain.plan.profile.sources import from_architecture
-from drivetrain.plan.profile.subject import Subject
-from drivetrain.plan.reasons import kind_of
+from drivetrain.plan.profile.sources import Subject, from_architecture
 from drivetrain.plan.search import Question
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,14 @@ from torch import nn
 
 from drivetrain.config.schema import Pipeline
 from drivetrain.core.errors import ConfigError
-from drivetrain.parallel.pipeline.anatomy import anatomy_of
+from drivetrain.parallel.pipeline.anatomy import (
+    anatomy_of,
+    balanced_stages,
+    stages_at,
+    stages_of_rank,
+)
 from drivetrain.parallel.pipeline.cut import cut_model
 from drivetrain.parallel.pipeline.schedules import bubble, fits, num_stages
-from drivetrain.parallel.pipeline.split import balanced_stages, stages_at, stages_of_rank
 from drivetrain.parallel.pipeline.stage import Stage
 from tests.gpt_task import GPT
 

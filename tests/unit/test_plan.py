@@ -19,19 +19,14 @@ from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
-from drivetrain.plan.cost.context import rank_parts
-from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED, estimate
-from drivetrain.plan.cost.links import Ring, ring_along
-from drivetrain.plan.cost.memory import worst_memory
-from drivetrain.plan.cost.stages import stage_parts
+from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED, estimate, worst_memory
+from drivetrain.plan.cost.parts import rank_parts, stage_parts
+from drivetrain.plan.cost.timing import Ring, ring_along
 from drivetrain.plan.for_launch import settings_of
 from drivetrain.plan.plan import make_plan
-from drivetrain.plan.profile.growth import Size, fit
-from drivetrain.plan.profile.model import Way
-from drivetrain.plan.profile.numbers import part_numbers
+from drivetrain.plan.profile.model import Size, Way, fit, part_numbers
 from drivetrain.plan.profile.profiling import Profiler
-from drivetrain.plan.profile.sources import find_subject, from_script
-from drivetrain.plan.profile.subject import Subject
+from drivetrain.plan.profile.sources import Subject, find_subject, from_script
 from drivetrain.plan.search import Question, search
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.train.watch.plan import compare

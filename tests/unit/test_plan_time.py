@@ -8,7 +8,7 @@ from benchmarks.plan.time_report import kendall
 from drivetrain.cluster.description import Link
 from drivetrain.cluster.file import _as_ring
 from drivetrain.parallel.layout import Layout
-from drivetrain.plan.cost.links import Ring
+from drivetrain.plan.cost.timing import Ring
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, compare
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.findings import Memory, RankReport

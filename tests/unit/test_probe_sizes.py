@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drivetrain.cluster.file import _large, _small
-from drivetrain.plan.probe_sizes import HOST, accelerator_sizes
+from drivetrain.plan.probe import HOST, accelerator_sizes
 
 GIB, MIB = 1 << 30, 1 << 20
 # memory, what the driver says of the cache (torch.cuda.get_device_properties), and the real last

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain.parallel.recompute import KEPT, recompute_blocks
+from drivetrain.parallel.blocks import KEPT, recompute_blocks
 
 # attention by name, and not to be kept: why
 NOT_KEPT = {

@@ -12,12 +12,10 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import BatchPlan
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, _candidate, compare
-from drivetrain.rehearse.calls import Call
-from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
+from drivetrain.rehearse.calls import Call, Line, here, is_users
+from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch, LiveBytes
 from drivetrain.rehearse.findings import Failure, Memory, RankReport, find
-from drivetrain.rehearse.lines import Line, here, is_users
-from drivetrain.rehearse.memory import LiveBytes
-from drivetrain.rehearse.sample import axes_of, choose_ranks, speaker_for
+from drivetrain.rehearse.world import axes_of, choose_ranks, speaker_for
 
 LARGE = Layout(pp=4, dp_shard=128, tp=8)
 

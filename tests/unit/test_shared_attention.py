@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from drivetrain.parallel.attention import kernels, parts, tiled
-from drivetrain.parallel.attention.kernels import Kind
+from drivetrain.parallel import attention
+from drivetrain.parallel.attention import Kind
 
 BATCH, HEADS, PARTS, PART = 2, 4, 3, 37
 SCALE = 0.3
@@ -40,8 +40,8 @@ def by_parts(
     to_keys, to_values = torch.zeros_like(keys), torch.zeros_like(values)
     for rank, (own, g) in enumerate(zip(q.split(PART, -2), gradient.split(PART, -2), strict=True)):
         own_part = rank if causal else None
-        out, lse = parts.attend_to_parts(own, keys, values, own_part, SCALE)
-        added = parts.attend_to_parts_backward(g, own, keys, values, out, lse, own_part, SCALE)
+        out, lse = attention.attend_to_parts(own, keys, values, own_part, SCALE)
+        added = attention.attend_to_parts_backward(g, own, keys, values, out, lse, own_part, SCALE)
         outs.append(out)
         to_query.append(added[0])
         to_keys += added[1]
@@ -77,8 +77,8 @@ def test_parts_give_what_the_whole_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kernel == "tiled":
-        monkeypatch.setattr(kernels, "_fused", lambda *_: None)
-        monkeypatch.setattr(tiled, "TILE", 16)  # several tiles to a part, the last one short
+        monkeypatch.setattr(attention, "_fused", lambda *_: None)
+        monkeypatch.setattr(attention, "TILE", 16)  # several tiles to a part, the last one short
     inputs = made(dtype, key_heads, size, value_size)
     q, k, v = (x.double() for x in inputs)
     exact = F.scaled_dot_product_attention(
@@ -96,17 +96,17 @@ def test_parts_give_what_the_whole_gives(
 def test_the_operators_are_what_torch_asks_of_operators() -> None:
     q, k, v = (x.detach()[..., :PART, :] for x in made(torch.float32, 2, 16, 16))
     keys, values = torch.stack([k, k]), torch.stack([v, v])
-    out, lse = parts.attend_to_parts(q, keys, values, 1, SCALE)
+    out, lse = attention.attend_to_parts(q, keys, values, 1, SCALE)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(parts.attend_to_parts, (q, keys, values, 1, SCALE), test_utils=tests)
+    torch.library.opcheck(attention.attend_to_parts, (q, keys, values, 1, SCALE), test_utils=tests)
     given = (out, q, keys, values, out, lse, None, SCALE)
-    torch.library.opcheck(parts.attend_to_parts_backward, given, test_utils=tests)
+    torch.library.opcheck(attention.attend_to_parts_backward, given, test_utils=tests)
 
 
-@pytest.mark.parametrize("backend", kernels.KERNELS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", attention.KERNELS, ids=lambda backend: backend.name)
 def test_other_devices_operators_take_what_they_are_given(backend: SDPBackend) -> None:
     # no such device here: torch's shape functions check the arguments, nothing is computed
-    _, kernel = kernels.KERNELS[backend]
+    _, kernel = attention.KERNELS[backend]
     q = torch.empty(2, 4, 65, 24, device="meta", dtype=torch.bfloat16)
     few = torch.empty(2, 2, 65, 24, device="meta", dtype=torch.bfloat16)
     k = few if backend is SDPBackend.FLASH_ATTENTION else q
@@ -118,22 +118,22 @@ def test_other_devices_operators_take_what_they_are_given(backend: SDPBackend) -
 
 def test_where_torch_has_no_kernel_tiles_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    forward = tiled.forward
+    forward = attention.tiled_forward
 
     def counted(*inputs: torch.Tensor, causal: bool, scale: float) -> Any:
         asked.append(len(inputs))
         return forward(*inputs, causal=causal, scale=scale)
 
-    monkeypatch.setattr(tiled, "forward", counted)
+    monkeypatch.setattr(attention, "tiled_forward", counted)
     q = torch.randn(1, 2, 8, 16)
-    kernels.attend((q, q, q), Kind(True, SCALE))
+    attention.attend((q, q, q), Kind(True, SCALE))
     assert asked == []
-    kernels.attend((q, q, q[..., :8]), Kind(True, SCALE))  # values of another size
+    attention.attend((q, q, q[..., :8]), Kind(True, SCALE))  # values of another size
     assert asked == [3]
 
 
 def test_only_a_devices_own_kernels_count() -> None:
-    assert kernels.has_kernel("cpu", "_scaled_dot_product_flash_attention_for_cpu")
-    assert not kernels.has_kernel("cpu", "_scaled_dot_product_flash_attention")
+    assert attention.has_kernel("cpu", "_scaled_dot_product_flash_attention_for_cpu")
+    assert not attention.has_kernel("cpu", "_scaled_dot_product_flash_attention")
     # torch has one that only raises, for devices that bring none
-    assert not kernels.has_kernel("cpu", "_scaled_dot_product_fused_attention_overrideable")
+    assert not attention.has_kernel("cpu", "_scaled_dot_product_fused_attention_overrideable")

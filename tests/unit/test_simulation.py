@@ -9,9 +9,16 @@ import pytest
 
 from drivetrain.cli.simulate import inputs_of
 from drivetrain.core.errors import ConfigError
-from drivetrain.plan.simulation.closed_form import best_interval_s, expected_goodput
 from drivetrain.plan.simulation.engine import simulate
-from drivetrain.plan.simulation.inputs import DAY_S, HOUR_S, Inputs, Policy, seconds
+from drivetrain.plan.simulation.inputs import (
+    DAY_S,
+    HOUR_S,
+    Inputs,
+    Policy,
+    best_interval_s,
+    expected_goodput,
+    seconds,
+)
 from drivetrain.plan.simulation.outcome import outcome_of, what_if
 from drivetrain.plan.simulation.published import ALL, Published
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from drivetrain import Hook, Task, Trainer
 from drivetrain.core.errors import NonFiniteLoss
-from drivetrain.parallel.norm import total_norm
+from drivetrain.parallel.parts import total_norm
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.step_file import StepTimes
 

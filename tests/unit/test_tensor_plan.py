@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.parallel.tensor.plan import Cut, plan_for
+from drivetrain.parallel.tensor import Cut, plan_for
 from tests.gpt_task import GPT
 
 

@@ -43,7 +43,7 @@ def run(asked: Asked, *, as_json: bool, picture: str | None, output: str | None)
     config = None if found.resolved is None else found.resolved.config
     plan = make_plan(Profiler(found.subject), cluster, question(asked, cluster.num_devices, config))
     if picture is not None:
-        from drivetrain.plan.plot import plot
+        from drivetrain.plan.show import plot
 
         plot(plan, Path(picture))
     if output is not None:

@@ -39,7 +39,7 @@ _POLICIES = ("restart", "elastic", "live")
 def run(words: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> int:
     """Simulate, and say what came of it."""
     from drivetrain.plan.simulation import outcome, show
-    from drivetrain.plan.simulation.plot import plot_what_if
+    from drivetrain.plan.simulation.show import plot_what_if
 
     inputs = inputs_of(words)
     if what_if:
@@ -63,10 +63,9 @@ def run(words: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> 
 def run_published(folder: str) -> int:
     """The back-tests and the curve by size: tables and a picture in a folder."""
     from drivetrain.plan.simulation import show
-    from drivetrain.plan.simulation.outcome import outcome_of
-    from drivetrain.plan.simulation.plot import plot_curve
+    from drivetrain.plan.simulation.outcome import curve, outcome_of
     from drivetrain.plan.simulation.published import ALL
-    from drivetrain.plan.simulation.scale import curve
+    from drivetrain.plan.simulation.show import plot_curve
 
     output = Path(folder)
     output.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.parallel.attention.parts import attend_to_parts, attend_to_parts_backward
+from drivetrain.parallel.attention import attend_to_parts, attend_to_parts_backward
 from drivetrain.parallel.blocks import repeated_blocks
 
 _SEQUENCE = 1  # of inputs and outputs; of queries, keys and values it is the last but one

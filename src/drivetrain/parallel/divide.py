@@ -26,7 +26,7 @@ def divide(
     layout = world.layout
     cut = None
     if layout.tp > 1:
-        from drivetrain.parallel.tensor.apply import share_layers
+        from drivetrain.parallel.tensor import share_layers
 
         share_layers(model, config.tensor, world.mesh["tp"])
     if layout.pp > 1:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from drivetrain.core.stateful import Stateful
-from drivetrain.parallel.waiting import Waiting
+from drivetrain.parallel.clock import Waiting
 
 NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -156,3 +156,8 @@ class ParallelModel:
 
     def when_settled(self, tell: Callable[[Choice], None]) -> None:
         """Call `tell` with each choice that only the run's first steps settle."""
+
+
+# What a model computes in, by the config's word for it; None: in what its weights are.
+
+COMPUTE_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

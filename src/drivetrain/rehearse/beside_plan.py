@@ -16,7 +16,7 @@ from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import AXES, Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.findings import RankReport
-from drivetrain.rehearse.sample import axes_of
+from drivetrain.rehearse.world import axes_of
 
 SMALL = 1 << 10
 """Collectives of fewer bytes are counts, losses and norms, which the planner leaves out."""
@@ -59,8 +59,8 @@ def predict_in_process(words: tuple[str, ...], layout: Layout, connection: Conne
 
 def predict(words: Sequence[str], layout: Layout) -> Prediction:
     """What the planner says of the script's own settings."""
-    from drivetrain.plan.cost.exchanges import exchanged_bytes
-    from drivetrain.plan.cost.memory import stage_memory
+    from drivetrain.plan.cost.estimate import stage_memory
+    from drivetrain.plan.cost.parts import exchanged_bytes
     from drivetrain.plan.profile.profiling import Profiler
     from drivetrain.plan.profile.sources import from_script
 

@@ -16,8 +16,8 @@ from drivetrain.core.processes import end_child
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.beside_plan import Comparison, compare, predict_in_process
 from drivetrain.rehearse.findings import Failure, Finding, RankReport, find
-from drivetrain.rehearse.sample import Chosen, choose_ranks
 from drivetrain.rehearse.worker import Part, rehearse_rank
+from drivetrain.rehearse.world import Chosen, choose_ranks
 
 SCRIPT = "DRIVETRAIN_REHEARSE_SCRIPT"
 _GRACE_S = 3.0

@@ -8,8 +8,7 @@ from itertools import zip_longest
 
 from drivetrain.core.text import readable_bytes
 from drivetrain.data.batches import BatchPlan
-from drivetrain.rehearse.calls import PAIRWISE, Call
-from drivetrain.rehearse.lines import Line
+from drivetrain.rehearse.calls import PAIRWISE, Call, Line
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,10 @@ from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
 from drivetrain.parallel.parts import local_parts
-from drivetrain.plan.profile.fake_tensor_patches import shapes_worked_out_aside
+from drivetrain.plan.profile.fake_tensor_patches import moving_modules, shapes_worked_out_aside
+from drivetrain.rehearse.calls import Line, here
 from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
-from drivetrain.rehearse.fake_tensor_patches import moving_modules
 from drivetrain.rehearse.findings import Memory
-from drivetrain.rehearse.lines import Line, here
 from drivetrain.rehearse.world import RehearsedWorld
 from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.history import History, StepMetrics

@@ -8,18 +8,61 @@ speaks, from its own exchange along the same axes.
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store
 
+from drivetrain.checkpoint.shards import raw_bytes
+from drivetrain.core.bounded import parse_json
 from drivetrain.parallel.layout import Layout
-from drivetrain.rehearse import letter
 from drivetrain.rehearse.calls import Call
-from drivetrain.rehearse.sample import axes_of, speaker_for
+from drivetrain.rehearse.world import axes_of, speaker_for
+
+# What one rehearsed rank writes to another: the collective it is at, and small tensors.
+
+Shape = tuple[str, int, str]
+
+
+def written_letter(call: Call, values: Sequence[torch.Tensor]) -> str:
+    """For the store."""
+    return json.dumps({"shape": call.shape, "values": [_tensor_out(value) for value in values]})
+
+
+def read_letter(text: bytes) -> tuple[Shape, list[torch.Tensor]]:
+    """What the other is at (`Call.shape`) and what it gives; ValueError when it is no letter."""
+    try:
+        document = parse_json(text)
+        name, num_bytes, dtype = document["shape"]
+        values = [_tensor_in(value) for value in document["values"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a letter: {error}") from None
+    return (str(name), int(num_bytes), str(dtype)), values
+
+
+def _tensor_out(tensor: torch.Tensor) -> dict[str, Any]:
+    data = base64.b64encode(raw_bytes(tensor)).decode()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(tensor.shape), "data": data}
+
+
+def _tensor_in(value: dict[str, Any]) -> torch.Tensor:
+    dtype = getattr(torch, value["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{value['dtype']} is no number format")
+    shape, data = [int(size) for size in value["shape"]], base64.b64decode(value["data"])
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError("a tensor's bytes do not fit its shape")
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
 
 class NotTogether(Exception):
@@ -45,7 +88,7 @@ class Mailbox:
         along = f"{axes_of(call.ranks, self._layout)}/{len(call.ranks)}"
         self._turns[along] += 1
         turn = f"{along}/{self._turns[along]}"
-        self._store.set(f"{turn}/{self._rank}", letter.written(call, values))
+        self._store.set(f"{turn}/{self._rank}", written_letter(call, values))
         speakers = [self._speaker(rank) for rank in call.ranks]
         letters = {rank: self._read(turn, rank, call) for rank in dict.fromkeys(speakers)}
         return [letters[rank] for rank in speakers]
@@ -58,7 +101,7 @@ class Mailbox:
     def send(self, call: Call, values: Sequence[torch.Tensor]) -> None:
         """To one other rank, which may read it later."""
         key = f"{self._next(self._rank, call.peer)}/{self._rank}"
-        self._store.set(key, letter.written(call, values))
+        self._store.set(key, written_letter(call, values))
 
     def receive(self, call: Call) -> list[torch.Tensor] | None:
         """From one other rank; None when that is not rehearsed."""
@@ -79,7 +122,7 @@ class Mailbox:
         except Exception as error:
             raise NotTogether(f"rank {rank} never came to {call.name}") from error
         try:
-            shape, values = letter.read(self._store.get(key))
+            shape, values = read_letter(self._store.get(key))
         except ValueError as error:
             raise NotTogether(f"what rank {rank} said cannot be read ({error})") from None
         if shape != call.shape:

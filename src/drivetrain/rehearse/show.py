@@ -11,7 +11,7 @@ from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import Call
 from drivetrain.rehearse.client import Rehearsal
 from drivetrain.rehearse.findings import Finding, RankReport
-from drivetrain.rehearse.sample import axes_of
+from drivetrain.rehearse.world import axes_of
 
 
 def lines(rehearsal: Rehearsal) -> list[str]:

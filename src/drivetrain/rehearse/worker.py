@@ -18,14 +18,12 @@ from torch._C._distributed_c10d import FileStore
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.world import layout_from
-from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
+from drivetrain.rehearse.calls import distinct, of_error
+from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch, LiveBytes
 from drivetrain.rehearse.findings import Failure, RankReport
 from drivetrain.rehearse.fit import Seen, rehearse_fit
-from drivetrain.rehearse.lines import distinct, of_error
 from drivetrain.rehearse.mailbox import Mailbox, NotTogether
-from drivetrain.rehearse.memory import LiveBytes
-from drivetrain.rehearse.sample import Chosen
-from drivetrain.rehearse.world import become_rank, join
+from drivetrain.rehearse.world import Chosen, become_rank, join
 from drivetrain.train import keep_loop
 from drivetrain.train.trainer import Trainer
 

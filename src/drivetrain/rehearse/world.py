@@ -1,9 +1,11 @@
-"""A world of thousands of ranks in one process: torch's fake process group."""
+"""A world of thousands of ranks: which of them are rehearsed, and how a process becomes one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch.distributed as dist
@@ -11,7 +13,111 @@ import torch.distributed as dist
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.environments import detect
 from drivetrain.config.schema import Parallel
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.layout import AXES, Coordinates, Layout
 from drivetrain.parallel.world import World, join_world
+
+# Which ranks stand for all of them.
+#
+# Ranks differ by the stage they have, and at the edges of each axis: the last shard may be short,
+# the last slice of the data too. Every stage is always taken together with the whole of its
+# pipeline, because a stage learns from the one before what it will be sent.
+
+SAMPLE, ALL_KINDS = "sample", "all-kinds"
+_INSIDE = ("dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A rank that is rehearsed, and what it stands for."""
+
+    rank: int
+    kind: str
+
+
+def choose_ranks(layout: Layout, wanted: str) -> list[Chosen]:
+    """`sample`: the first rank, and the last along each axis; `all-kinds`: every edge; or N."""
+    if wanted == SAMPLE:
+        corners = _one_edge_at_a_time(layout)
+    elif wanted == ALL_KINDS:
+        corners = _every_edge(layout)
+    else:
+        corners = _spread_out(layout, _number(wanted))
+    places = [
+        corner._replace(pp=stage) for corner in dict.fromkeys(corners) for stage in range(layout.pp)
+    ]
+    ranks = {layout.rank(place): place for place in places}
+    return [Chosen(rank, _kind(layout, ranks[rank])) for rank in sorted(ranks)]
+
+
+def speaker_for(rank: int, rehearsed: Iterable[int], layout: Layout) -> int:
+    """The rehearsed rank that is most like another: the same stage, then the same samples."""
+    wanted = layout.coordinates(rank)
+
+    def likeness(other: int) -> tuple[bool, ...]:
+        here = layout.coordinates(other)
+        same_samples = (here.dp_replicate, here.dp_shard) == (wanted.dp_replicate, wanted.dp_shard)
+        return here.pp == wanted.pp, same_samples, here.cp == wanted.cp, here.tp == wanted.tp
+
+    return max(sorted(rehearsed), key=likeness)
+
+
+def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
+    """The axes that a group of ranks lies along."""
+    if len(ranks) == layout.world_size:
+        return "all ranks"
+    first, last = layout.coordinates(ranks[0]), layout.coordinates(ranks[-1])
+    differing = [axis for axis in AXES if getattr(first, axis) != getattr(last, axis)]
+    return " × ".join(differing) or "itself"
+
+
+def _number(wanted: str) -> int:
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    rule = "neither a way to choose ranks nor a number of them"
+    raise ConfigError([Problem("--ranks", rule, "use sample, all-kinds or a number", wanted)])
+
+
+def _one_edge_at_a_time(layout: Layout) -> Iterable[Coordinates]:
+    yield Coordinates()
+    for axis in _INSIDE:
+        yield _at(**{axis: getattr(layout, axis) - 1})
+
+
+def _every_edge(layout: Layout) -> Iterable[Coordinates]:
+    edges = [sorted({0, getattr(layout, axis) - 1}) for axis in _INSIDE]
+    for digits in product(*edges):
+        yield _at(**dict(zip(_INSIDE, digits, strict=True)))
+
+
+def _spread_out(layout: Layout, number: int) -> Iterable[Coordinates]:
+    """About `number` ranks over all pipelines, evenly, first and last among them."""
+    per_stage = layout.world_size // layout.pp
+    pipelines = min(per_stage, max(1, -(-number // layout.pp)))
+    for turn in range(pipelines):
+        first = turn * (per_stage - 1) // max(1, pipelines - 1)
+        yield layout.coordinates(first)._replace(pp=0)
+
+
+def _at(**digits: Any) -> Coordinates:
+    return Coordinates()._replace(**digits)
+
+
+def _kind(layout: Layout, where: Coordinates) -> str:
+    words = []
+    if layout.pp > 1:
+        ends = {0: "first stage", layout.pp - 1: "last stage"}
+        words.append(ends.get(where.pp, f"stage {where.pp}"))
+    for axis in _INSIDE:
+        size, digit = getattr(layout, axis), getattr(where, axis)
+        if size > 1 and digit == size - 1:
+            words.append(f"last along {axis}")
+        elif digit:
+            words.append(f"{axis} {digit}")
+    return ", ".join(words) or "first rank"
+
+
+# A world of thousands of ranks in one process: torch's fake process group.
 
 
 @dataclass(frozen=True)

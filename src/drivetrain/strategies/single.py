@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from drivetrain.parallel.model import NOTHING, ParallelModel
-from drivetrain.parallel.norm import total_norm
-from drivetrain.parallel.parts import local_parts, on_host, whole
+from drivetrain.parallel.parts import local_parts, on_host, total_norm, whole
 
 
 class SingleModel(ParallelModel):

@@ -24,13 +24,12 @@ from drivetrain.data.keys import INIT, fold
 from drivetrain.data.seeding import seed_data, seed_model
 from drivetrain.data.sources import Source, refuse_one_pass, source_from
 from drivetrain.data.stream import StreamFeed
+from drivetrain.parallel.blocks import recompute_blocks
 from drivetrain.parallel.divide import divide
-from drivetrain.parallel.live_world import live_world
 from drivetrain.parallel.model import ParallelModel
-from drivetrain.parallel.pipeline.measure import part_costs
+from drivetrain.parallel.pipeline.anatomy import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
-from drivetrain.parallel.recompute import recompute_blocks
-from drivetrain.parallel.world import World, join_world
+from drivetrain.parallel.world import World, join_world, live_world
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import ProgressPage, earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks

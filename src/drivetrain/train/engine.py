@@ -18,10 +18,9 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
-from drivetrain.parallel.clock import clock_of
+from drivetrain.parallel.clock import Waiting, clock_of
+from drivetrain.parallel.loss_parallel import LossOverParts
 from drivetrain.parallel.model import ParallelModel
-from drivetrain.parallel.tensor.loss_parallel import LossOverParts
-from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.train.optimizer_groups import keep_kinds_apart
 from drivetrain.train.precision import found_inf, make_autocast, make_scaler

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from drivetrain.config.schema import Precision
-from drivetrain.parallel.dtypes import COMPUTE_DTYPES
+from drivetrain.parallel.model import COMPUTE_DTYPES
 
 
 def make_autocast(config: Precision, device: torch.device) -> AbstractContextManager[None]:

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter, sleep
 
-from drivetrain.parallel.clock import Clock, Moment, Stretch
-from drivetrain.parallel.waiting import Waiting
+from drivetrain.parallel.clock import Clock, Moment, Stretch, Waiting
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.step_file import COMPILES, HOST_TIMED, StepTimes
 

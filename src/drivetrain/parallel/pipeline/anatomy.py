@@ -1,14 +1,22 @@
-"""A model as a pipeline sees it: what comes before its repeated blocks, they, what follows."""
+"""A model as a pipeline sees it: its parts, what each costs, and which make up which stage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
 
+import torch
 from torch import nn
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.accelerator import accelerator_of
 from drivetrain.parallel.blocks import repeated_blocks
+
+# A model as a pipeline sees it: what comes before its repeated blocks, they, what follows.
 
 
 @dataclass(frozen=True)
@@ -75,3 +83,105 @@ def tied_weights(model: nn.Module, parts: Sequence[Sequence[str]]) -> list[Probl
 
 def _refused(rule: str, remedy: str) -> ConfigError:
     return ConfigError([Problem("parallel.pp", rule, remedy, has_value=False)])
+
+
+# Which blocks make up which stage, and which rank has it. Pure arithmetic on names and costs.
+
+_KEY = "parallel.pipeline.split_points"
+
+
+def stages_at(anatomy: Anatomy, points: Sequence[str], num_stages: int) -> list[range]:
+    """Blocks of each stage, cut at named blocks."""
+    unknown = [point for point in points if point not in anatomy.blocks[1:]]
+    if unknown:
+        known = ", ".join(anatomy.blocks[1:])
+        raise ConfigError(
+            [Problem(_KEY, "no block has this name", f"use {known}", p) for p in unknown]
+        )
+    if len(points) != num_stages - 1:
+        rule = f"makes {len(points) + 1} stages, and the schedule needs {num_stages}"
+        raise ConfigError([Problem(_KEY, rule, f"name {num_stages - 1} blocks", tuple(points))])
+    starts = [0, *sorted(anatomy.blocks.index(point) for point in points), len(anatomy.blocks)]
+    return [range(a, b) for a, b in pairwise(starts)]
+
+
+def balanced_stages(costs: Sequence[float], ends: tuple[float, float], num: int) -> list[range]:
+    """Contiguous blocks such that the dearest stage is as cheap as can be.
+
+    `costs` are the blocks'; `ends` what the first and the last stage have on top.
+    """
+    count = len(costs)
+    if num > count:
+        rule = f"{num} stages need as many blocks, and the model has {count}"
+        raise ConfigError([Problem("parallel.pp", rule, "use fewer ranks or stages", num)])
+
+    before = [0.0, *accumulate(costs)]
+
+    def cost(start: int, stop: int) -> float:
+        extra = (ends[0] if start == 0 else 0.0) + (ends[1] if stop == count else 0.0)
+        return before[stop] - before[start] + extra
+
+    @cache
+    def best(start: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        if stages == 1:
+            return cost(start, count), (count,)
+        return min(
+            (max(cost(start, stop), rest), (stop, *stops))
+            for stop in range(start + 1, count - stages + 2)
+            for rest, stops in [best(stop, stages - 1)]
+        )
+
+    stops = best(0, num)[1]
+    return [range(a, b) for a, b in pairwise((0, *stops))]
+
+
+def stages_of_rank(rank: int, num_ranks: int, num_stages: int, *, is_v: bool) -> list[int]:
+    """A loop deals stages round and round; a V turns at the last rank and comes back."""
+    if not is_v:
+        return list(range(rank, num_stages, num_ranks))
+    return [rank, num_stages - 1 - rank]
+
+
+# What each part of a model costs, measured, so that stages can be balanced by it.
+
+_WARM_UP, _TIMED = 1, 3
+
+
+def part_costs(model: nn.Module, call: Callable[[nn.Module], Any]) -> dict[str, float]:
+    """Seconds in forward, by module name; `call` puts a micro-batch through the model."""
+    anatomy = anatomy_of(model)
+    device = next(model.parameters()).device
+    began: dict[str, float] = {}
+    spent: dict[str, float] = {}
+
+    def start(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            began[name] = time.perf_counter()
+
+        return hook
+
+    def stop(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            accelerator_of(device).synchronize()
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - began[name]
+
+        return hook
+
+    handles = []
+    for name in (*anatomy.front, *anatomy.blocks, *anatomy.back):
+        module = model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(start(name)))
+        handles.append(module.register_forward_hook(stop(name)))
+    was_training = model.training
+    model.eval()  # or running statistics would count it
+    try:
+        with torch.no_grad():
+            for turn in range(_WARM_UP + _TIMED):
+                if turn == _WARM_UP:
+                    spent.clear()
+                call(model)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return spent

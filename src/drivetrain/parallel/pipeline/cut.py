@@ -10,8 +10,14 @@ from torch import nn
 from drivetrain.config.schema import Pipeline
 from drivetrain.core.errors import ConfigError
 from drivetrain.parallel.pipeline import schedules
-from drivetrain.parallel.pipeline.anatomy import Anatomy, anatomy_of, tied_weights
-from drivetrain.parallel.pipeline.split import balanced_stages, stages_at, stages_of_rank
+from drivetrain.parallel.pipeline.anatomy import (
+    Anatomy,
+    anatomy_of,
+    balanced_stages,
+    stages_at,
+    stages_of_rank,
+    tied_weights,
+)
 from drivetrain.parallel.pipeline.stage import Absent, Carry, Chunk
 
 

@@ -6,13 +6,93 @@ recomputation, and whether layers are shared by tensor-parallel ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from drivetrain.plan.profile.growth import Growth
 from drivetrain.plan.profile.shape import Shape
+from drivetrain.strategies.cost import PartNumbers, WorkNumbers
+
+# Growth: a quantity as a function of micro-batch, sequence length and tensor-parallel ranks.
+#
+# Every tensor of a forward or backward pass is a product of a batch size, a length (once, or twice
+# in attention that writes its scores down), and sizes of the model; a layer that `tp` ranks share
+# has 1/tp of it. So a number of bytes, or of operations, is exactly
+#
+#     c0 + c1·s + b·(x·s + y·s²),    each coefficient  u + v/tp
+#
+# and a few traces at small sizes give it at any. `s` counts in lengths of the profile.
+
+Array = npt.NDArray[np.float64]
+
+
+class Size(NamedTuple):
+    """Where a trace was taken."""
+
+    batch: int
+    length: float = 1.0
+    tp: int = 1
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Coefficients (… × 4 × 2), for one number or for a whole series of them."""
+
+    coefficients: Array
+
+    def at(self, batch: float, length: float = 1.0, tp: int = 1) -> Array:
+        """The values there."""
+        basis = np.array([1.0, length, batch * length, batch * length * length])
+        shares = np.array([1.0, 1.0 / tp])
+        return np.asarray(np.einsum("...ij,i,j->...", self.coefficients, basis, shares))
+
+    def one(self, batch: float, length: float = 1.0, tp: int = 1) -> float:
+        """The value there, of a single number."""
+        return float(self.at(batch, length, tp))
+
+
+def fit(samples: Mapping[Size, Array]) -> Growth:
+    """Through two batches, at one length or two, with one or two numbers of tp ranks.
+
+    With one length a quantity is taken to grow in proportion to it; with one number of ranks, not
+    to depend on it.
+    """
+    by_tp: dict[int, Array] = {}
+    for tp in {size.tp for size in samples}:
+        by_tp[tp] = _over_batch_and_length({s: v for s, v in samples.items() if s.tp == tp})
+    if len(by_tp) == 1:
+        only = next(iter(by_tp.values()))
+        return Growth(np.stack([only, np.zeros_like(only)], axis=-1))
+    (low, at_low), (high, at_high) = sorted(by_tp.items())
+    shared = (at_low - at_high) / (1 / low - 1 / high)
+    return Growth(np.stack([at_low - shared / low, shared], axis=-1))
+
+
+def _over_batch_and_length(samples: Mapping[Size, Array]) -> Array:
+    lengths = sorted({size.length for size in samples}, reverse=True)
+    rows = {length: _over_batch(samples, length) for length in lengths}
+    constant, slope = rows[lengths[0]]
+    zero = np.zeros_like(constant)
+    if len(lengths) == 1:
+        return np.stack([constant, zero, slope, zero], axis=-1)
+    short = lengths[1]
+    constant_short, slope_short = rows[short]
+    # slope(s) = x·s + y·s², constant(s) = c0 + c1·s, known at s = 1 and s = short
+    y = (slope_short / short - slope) / (short - 1.0)
+    per_length = (constant - constant_short) / (1.0 - short)
+    return np.stack([constant - per_length, per_length, slope - y, y], axis=-1)
+
+
+def _over_batch(samples: Mapping[Size, Array], length: float) -> tuple[Array, Array]:
+    at = {size.batch: value for size, value in samples.items() if size.length == length}
+    (low, at_low), (high, at_high) = sorted(at.items())
+    slope = (at_high - at_low) / (high - low)
+    return at_low - low * slope, slope
+
 
 Recompute = Literal["none", "selective", "full"]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
@@ -127,3 +207,69 @@ def worst(series: Growth, batch: float, length: float, tp: int) -> float:
     """The largest of a series of values."""
     values = series.at(batch, length, tp)
     return float(np.max(values)) if values.size else 0.0
+
+
+# A profile at one size: each traced part as a few numbers, from which any rank is added up.
+
+
+@lru_cache(maxsize=4096)
+def _numbers(key: _Key) -> tuple[PartNumbers, ...]:
+    return tuple(_part(part, key.batch, key.length, key.tp) for part in key.profile.parts)
+
+
+def part_numbers(
+    profile: ModelProfile, batch: float, length: float = 1.0, tp: int = 1
+) -> tuple[PartNumbers, ...]:
+    """Every traced part at one size."""
+    return _numbers(_Key(profile, batch, length, tp))
+
+
+class _Key:
+    """Hashes by the profile's identity: its arrays have none."""
+
+    def __init__(self, profile: ModelProfile, batch: float, length: float, tp: int) -> None:
+        self.profile, self.batch, self.length, self.tp = profile, batch, length, tp
+        self._values = (id(profile), batch, length, tp)
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._values == other._values
+
+
+def _part(part: PartProfile, batch: float, length: float, tp: int) -> PartNumbers:
+    sizes = part.sizes
+    return PartNumbers(
+        sizes.parameters.one(1, 1.0, tp),
+        sizes.trained.one(1, 1.0, tp),
+        sizes.optimizer.one(1, 1.0, tp),
+        sizes.buffers.one(1, 1.0, tp),
+        sizes.num_weights.one(1, 1.0, tp),
+        part.saved.one(batch, length, tp),
+        _work(part.forward, batch, length, tp),
+        _work(part.backward, batch, length, tp),
+    )
+
+
+def _work(work: PartWork, batch: float, length: float, tp: int) -> WorkNumbers:
+    live = work.live.at(batch, length, tp)
+    gradients = work.gradients.at(batch, length, tp)
+    both = live + gradients if live.shape == gradients.shape else live + np.max(gradients)
+    has_any = live.size > 0
+    return WorkNumbers(
+        float(live.max()) if has_any else 0.0,
+        float(both.max()) if has_any else 0.0,
+        float(gradients[-1]) if gradients.size else 0.0,
+        float(live[-1]) if has_any else 0.0,
+        work.flops.one(batch, length, tp),
+        work.attention_flops.one(batch, length, tp),
+        work.moved_bytes.one(batch, length, tp),
+        work.curved_bytes.one(batch, length, tp),
+        work.num_operations,
+        work.num_products,
+        tuple(
+            (kind, growth.one(batch, length, tp), work.num_exchanges[kind])
+            for kind, growth in work.exchanged_bytes.items()
+        ),
+    )

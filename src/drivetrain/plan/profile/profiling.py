@@ -23,15 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from drivetrain.config.schema import Tensor
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
-from drivetrain.parallel.blocks import repeated_blocks
-from drivetrain.parallel.dtypes import COMPUTE_DTYPES
-from drivetrain.parallel.recompute import recompute_blocks
+from drivetrain.parallel.blocks import recompute_blocks, repeated_blocks
+from drivetrain.parallel.model import COMPUTE_DTYPES
 from drivetrain.plan.profile.fake_tensor_patches import fake_tensor_patches
-from drivetrain.plan.profile.growth import Size
-from drivetrain.plan.profile.model import ModelProfile, Way
+from drivetrain.plan.profile.model import ModelProfile, Size, Way
 from drivetrain.plan.profile.samples import Sample, profile_from
 from drivetrain.plan.profile.shape import Shape, shape_of, shorten
-from drivetrain.plan.profile.subject import Subject
+from drivetrain.plan.profile.sources import Subject
 from drivetrain.plan.profile.trace import LiveBytes, following_parts
 
 # two batches give the slope; two are the least that no layer treats as a special case
@@ -165,7 +163,7 @@ def _make_fake(model: nn.Module, dtype: torch.dtype | None) -> None:
 def _share(model: nn.Module, tp: int, way: Way) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from drivetrain.parallel.tensor.apply import share_layers
+    from drivetrain.parallel.tensor import share_layers
 
     mesh = DeviceMesh("cpu", list(range(tp)), mesh_dim_names=("tp",))
     share_layers(model, Tensor(sequence_parallel=way.sequence_parallel), mesh)
@@ -173,7 +171,7 @@ def _share(model: nn.Module, tp: int, way: Way) -> None:
 
 def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
     """Numbers of ranks that could share each layer."""
-    from drivetrain.parallel.tensor.plan import plan_for
+    from drivetrain.parallel.tensor import plan_for
 
     sizes = [1]
     for size in (2, 4, 8, 16):

@@ -9,8 +9,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from drivetrain.plan.profile.growth import Array, Growth, Size, fit
-from drivetrain.plan.profile.model import ModelProfile, PartProfile, PartSizes, PartWork, Way
+from drivetrain.plan.profile.model import (
+    Array,
+    Growth,
+    ModelProfile,
+    PartProfile,
+    PartSizes,
+    PartWork,
+    Size,
+    Way,
+    fit,
+)
 from drivetrain.plan.profile.shape import Shape
 from drivetrain.plan.profile.trace import Span, StepTrace
 

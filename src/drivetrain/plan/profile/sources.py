@@ -1,4 +1,4 @@
-"""Where a subject comes from: a script, a public architecture, a config.json, an import path."""
+"""Subject: what is profiled, and where it comes from: a script, an architecture, an import path."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import yaml
 from torch import nn
 
@@ -21,8 +22,104 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.intercept import Intercepted, intercepting
 from drivetrain.core.requirements import require
-from drivetrain.plan.profile.resnet import ResNet50
-from drivetrain.plan.profile.subject import Subject, causal_lm_loss, token_batch
+
+# Subject: what is profiled. A model, its loss on a batch, its optimizer; none of it made yet.
+
+
+def default_optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """What a task has when it says nothing."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A training step, in functions that can be called on fake tensors."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Any], Any]
+    """A tensor, or a sum with its count."""
+    batch: Callable[[int, float], Any]
+    """`batch(samples, length)`: plain tensors; `length` is a fraction of the whole."""
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] = default_optimizer
+    tokens_per_sample: int | None = None
+    """For throughput in tokens; None where a sample is no sequence."""
+    varies_length: bool = False
+    """Whether `batch` can make shorter sequences."""
+
+
+def causal_lm_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Next-token cross-entropy of a Hugging Face model, in fp32, as its own loss takes it."""
+    logits = model(input_ids=batch[0], use_cache=False).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[1].flatten())
+
+
+def token_batch(vocabulary: int, sequence_length: int) -> Callable[[int, float], Any]:
+    """Batches of token ids with their targets."""
+
+    def batch(samples: int, length: float) -> Any:
+        shape = (samples, max(1, round(sequence_length * length)))
+        ids = torch.zeros(shape, dtype=torch.int64)
+        return ids.clamp(max=vocabulary - 1), ids.clone()
+
+    return batch
+
+
+# ResNet-50, for plans by name: the architecture alone, no weights.
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions and a way around them."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * width
+        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.conv3 = nn.Conv2d(width, after, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.norm3 = nn.BatchNorm2d(after)
+        self.skip: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            conv = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.skip = nn.Sequential(conv, nn.BatchNorm2d(after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of both ways."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        return F.relu(self.norm3(self.conv3(y)) + self.skip(x))
+
+
+class ResNet50(nn.Module):
+    """He et al. 2015."""
+
+    def __init__(self, classes: int = 1000, depths: tuple[int, ...] = (3, 4, 6, 3)) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        blocks: list[nn.Module] = []
+        before = 64
+        for level, depth in enumerate(depths):
+            width = 64 * 2**level
+            for index in range(depth):
+                stride = 2 if level and index == 0 else 1
+                blocks.append(Bottleneck(before, width, stride))
+                before = 4 * width
+        self.stages = nn.Sequential(*blocks)
+        self.head = nn.Linear(before, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        logits: torch.Tensor = self.head(self.stages(self.stem(x)).mean((2, 3)))
+        return logits
+
+
+# Where a subject comes from: a script, a public architecture, a config.json, an import path.
 
 
 @dataclass(frozen=True)
@@ -123,7 +220,7 @@ def _from_import(said: str) -> Subject:
     finally:
         sys.path.pop(0)
     if not isinstance(made, Subject):
-        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.profile.subject.Subject"
+        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.profile.sources.Subject"
         raise ConfigError([Problem("MODEL", rule, "return a Subject", said)])
     return made
 

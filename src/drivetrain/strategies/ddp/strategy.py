@@ -14,9 +14,9 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import Communication, RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.stateful import Stateful
+from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import NOTHING, Choice, ParallelModel
-from drivetrain.parallel.waiting import Waiting
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.ddp import DDP

@@ -25,12 +25,10 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import Problem
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
-from drivetrain.parallel.dtypes import COMPUTE_DTYPES
+from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.model import NOTHING, ParallelModel
-from drivetrain.parallel.norm import total_norm
-from drivetrain.parallel.parts import local_parts
-from drivetrain.parallel.waiting import Waiting
+from drivetrain.parallel.model import COMPUTE_DTYPES, NOTHING, ParallelModel
+from drivetrain.parallel.parts import local_parts, total_norm
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.fsdp import FSDP

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drivetrain.parallel.waiting import Waiting
+from drivetrain.parallel.clock import Waiting
 
 # renamed in torch 2.13, which warns about the old names
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

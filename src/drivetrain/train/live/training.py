@@ -27,7 +27,7 @@ from drivetrain.data.device import to_device
 from drivetrain.data.elastic_feed import ElasticFeed
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import Source
-from drivetrain.parallel.live_world import LiveWorld, ReplicaRank
+from drivetrain.parallel.world import LiveWorld, ReplicaRank
 from drivetrain.train.live.meter import LiveMeter
 from drivetrain.train.live.replicas import Replicas, State, sum_gradients
 from drivetrain.train.loop import Loop

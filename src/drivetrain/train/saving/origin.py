@@ -13,8 +13,7 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.parallel.live_world import LiveWorld
-from drivetrain.parallel.world import World
+from drivetrain.parallel.world import LiveWorld, World
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR
 from drivetrain.train.assemble import Assembly

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from drivetrain.checkpoint.checkpointer import Saved
 from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
-from drivetrain.parallel.live_world import LiveWorld
+from drivetrain.parallel.world import LiveWorld
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.session import Phase
 from drivetrain.record.stop_request import StopRequest

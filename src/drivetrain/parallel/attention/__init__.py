@@ -1,1 +1,0 @@
-"""Attention over a sequence whose parts lie on several ranks, without a mask."""

@@ -1,1 +1,0 @@
-"""tp: where a plan comes from, and what it does to a model."""

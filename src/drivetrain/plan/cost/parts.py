@@ -1,0 +1,125 @@
+"""The parts of a model that a rank has, and what it hands to collectives in a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import lru_cache
+
+from drivetrain.parallel.pipeline.anatomy import balanced_stages
+from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.profile.model import ModelProfile, part_numbers
+from drivetrain.strategies.cost import PartNumbers, WorkNumbers
+
+# Which parts of the model each pipeline stage has: as the pipeline itself would cut it.
+
+
+def stage_parts(profile: ModelProfile, num_stages: int) -> list[tuple[int, ...]]:
+    """Per stage: traced parts in the order they are run."""
+    positions = profile.shape.positions()
+    if num_stages == 1:
+        return [tuple(positions)]
+    weights = tuple(round(part.sizes.num_parameters.one(1)) for part in profile.parts)
+    costs = tuple(weights[position] for position in positions)
+    stages = []
+    for index, blocks in enumerate(_cut(costs, num_stages)):
+        parts = [positions[1 + block] for block in blocks]
+        if index == 0:
+            parts.insert(0, positions[0])
+        if index == num_stages - 1:
+            parts.append(positions[-1])
+        stages.append(tuple(parts))
+    return stages
+
+
+@lru_cache(maxsize=512)
+def _cut(costs: tuple[int, ...], num_stages: int) -> tuple[range, ...]:
+    """`costs` of front, blocks, back."""
+    return tuple(balanced_stages(costs[1:-1], (costs[0], costs[-1]), num_stages))
+
+
+# A rank's parts under context parallelism: 1/cp of the sequence, but for what is of the whole.
+#
+# Each block gathers the keys and values of the whole sequence, forward and back, and in backward
+# has their gradients too; a query attends to all keys. The model's output is put together on every
+# rank, so the loss is of the whole sequence. Keys and values are taken to be as wide as the hidden
+# state, which is too much for grouped-query attention.
+
+
+def rank_parts(profile: ModelProfile, candidate: Candidate) -> tuple[PartNumbers, ...]:
+    """Every traced part, at the size a rank has."""
+    batch, tp, cp = candidate.micro_batch_size, candidate.layout.tp, candidate.layout.cp
+    numbers = part_numbers(profile, batch, 1.0 / cp, tp)
+    if cp == 1:
+        return numbers
+    hidden = profile.hand_over_bytes.one(batch, 1.0, tp)
+    whole = part_numbers(profile, batch, 1.0, tp)
+    both = zip(numbers[1:-1], whole[1:-1], strict=True)
+    blocks = [_block(part, all_of_it, cp, 2 * hidden) for part, all_of_it in both]
+    return (numbers[0], *blocks, _back(whole[-1], numbers[-1].saved))
+
+
+def _back(part: PartNumbers, own: float) -> PartNumbers:
+    """The outputs' parts lie beside the whole while it is put together, and while it is cut again.
+
+    `own`: what the loss of a part would save, which is about as much as a part of the output.
+    """
+    return replace(part, forward=_more(part.forward, own), backward=_more(part.backward, own))
+
+
+def _block(part: PartNumbers, whole: PartNumbers, cp: int, gathered: float) -> PartNumbers:
+    """`gathered`: bytes of keys and values of the whole sequence."""
+    forward = _more(part.forward, gathered)
+    backward = _more(part.backward, 2 * gathered)
+    return replace(
+        part,
+        forward=replace(forward, attention_flops=whole.forward.attention_flops / cp),
+        backward=replace(backward, attention_flops=whole.backward.attention_flops / cp),
+    )
+
+
+def _more(work: WorkNumbers, num_bytes: float) -> WorkNumbers:
+    """With so many bytes on top at the worst moment."""
+    return replace(
+        work,
+        peak=work.peak + num_bytes,
+        peak_with_gradients=work.peak_with_gradients + num_bytes,
+    )
+
+
+# What a rank of a stage hands to collectives in one step: bytes by kind and axis.
+#
+# Bytes are those of the whole, as everywhere: what a gather gives, what a reduce-scatter is given.
+# Small ones that every strategy has beside these (counts, losses, norms) are left out.
+
+Exchanged = dict[tuple[str, str], float]
+"""By (collective, axes)."""
+
+
+def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> Exchanged:
+    """What the strategy sends, and tp, cp and pp."""
+    layout = candidate.layout
+    numbers = rank_parts(profile, candidate)
+    indices = stage_parts(profile, layout.pp)[stage]
+    turns = candidate.accumulation
+    found: Exchanged = defaultdict(float)
+    for index in indices:
+        part = numbers[index]
+        for kind, num_bytes, _ in (*part.forward.exchanges, *part.backward.exchanges):
+            found[kind, "tp"] += turns * num_bytes
+    parts = [numbers[index] for index in indices]
+    is_root = [index in (0, len(numbers) - 1) for index in indices]
+    for each in candidate.cost.exchanges(parts, is_root, candidate.use):
+        found[each.kind, " × ".join(each.axes)] += each.times * each.num_bytes
+    if layout.cp > 1:  # keys and values of each block; what gathers the model's output is left out
+        hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0, layout.tp)
+        both = turns * profile.shape.num_blocks * 2 * hidden
+        found["all_gather", "cp"] += both * (2 if candidate.recompute == "none" else 3)
+        found["reduce_scatter", "cp"] += both
+    if layout.pp > 1:
+        size = (candidate.micro_batch_size, 1.0 / layout.cp, layout.tp)
+        hidden = profile.hand_over_bytes.one(*size)
+        sides = int(stage > 0) + int(stage < layout.pp - 1)
+        for kind in ("send", "recv"):
+            found[kind, "pp"] += turns * sides * hidden
+    return {key: value for key, value in found.items() if value}
