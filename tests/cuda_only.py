@@ -87,9 +87,9 @@ RUN_EVERYWHERE = {
     "launch/targets/slurm.py": "an example in a help text",
     "parallel/blocks.py": "names of operators, the CPU's beside CUDA's",
     "supervise/failures/failure.py": "words in other libraries' errors",
-    "supervise/failures/flight_recorders.py": "both of torch's recorders by the same lines; NCCL's "
+    "supervise/failures/dump_responder.py": "both of torch's recorders by the same lines; NCCL's "
     "entries follow torch's source and have not been seen",
-    "supervise/processes/environment.py": "a variable that is set on every machine",
+    "supervise/starting.py": "a variable that is set on every machine",
     "supervise/processes/forking.py": "asks every module that torch has",
     "supervise/processes/head_start.py": "a variable that is set on every machine",
     "compat/pytorch.py": "what is refused without CUDA",

@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drivetrain
-from drivetrain.supervise.failures import flight_recorders
+from drivetrain.supervise.failures import dump_responder
 
 NCCL_OPTIONS: tuple[str, ...] = ()
 """Fields of ProcessGroupNCCL.Options that parallel/world.py sets; none today."""
@@ -22,12 +22,12 @@ NCCL_OPTIONS: tuple[str, ...] = ()
 def test_nccls_flight_recorder_is_there_and_read() -> None:
     trace = pickle.loads(_distributed_c10d._dump_nccl_trace())  # type: ignore[attr-defined] # noqa: S301
     assert trace["entries"] == []
-    assert set(flight_recorders._read()) == {"_dump_fr_trace", "_dump_nccl_trace"}
+    assert set(dump_responder._read()) == {"_dump_fr_trace", "_dump_nccl_trace"}
     store = _distributed_c10d.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(3))
-        told = flight_recorders.latest_collectives()
+        told = dump_responder.latest_collectives()
     finally:
         dist.destroy_process_group()
     assert told is not None

@@ -29,7 +29,7 @@ from drivetrain.launch.targets.hosts import read_hosts
 from drivetrain.record import RunDirectory
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
-from drivetrain.supervise.rendezvous.node_list import from_json
+from drivetrain.supervise.rendezvous.folder import nodes_from_json
 from drivetrain.view.compare import compare_runs
 from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower
@@ -190,7 +190,7 @@ def read_text_files(root: Path, data: bytes) -> None:
         _ours(lambda: Manifest.from_json(data))
         _ours(lambda: read_index(data, {"data-00000.bin": 64}))
         with suppress(ValueError):
-            from_json(data)
+            nodes_from_json(data)
 
 
 @st.composite

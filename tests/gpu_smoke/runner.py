@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from drivetrain.supervise.processes.node import adopt_orphans
-from drivetrain.verify.drills.audit import descendants
+from drivetrain.verify.drills.drill import descendants
 from tests.gpu_smoke.budget import share
 from tests.gpu_smoke.catalogue import Check
 from tests.gpu_smoke.devices import CUT, DEADLINE, FOLDER

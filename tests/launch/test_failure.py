@@ -5,7 +5,7 @@ import pytest
 from drivetrain.core.errors import exception_line
 from drivetrain.supervise.failures.attempt_report import AttemptReport
 from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
-from drivetrain.supervise.failures.messages import paragraph
+from drivetrain.supervise.failures.reporting import paragraph
 from drivetrain.supervise.policy import End, Kind
 
 MANY_LINES = """Traceback (most recent call last):

@@ -15,7 +15,7 @@ import pytest
 from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.record.session import read_progress
-from drivetrain.verify.drills.audit import weights_fingerprint
+from drivetrain.verify.drills.drill import weights_fingerprint
 
 WORKLOAD = ("-m", "drivetrain.verify.drills.workload")
 

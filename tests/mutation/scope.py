@@ -33,9 +33,8 @@ GROUPS = {
         mutated=(
             *(
                 f"src/drivetrain/supervise/{name}.py"
-                for name in ("machine", "policy", "settings", "stall", "idle", "requests")
+                for name in ("machine", "policy", "settings", "stall", "requests")
             ),
-            "src/drivetrain/supervise/failures/classify.py",
             "src/drivetrain/supervise/failures/failure.py",
             "src/drivetrain/config/rules.py",
             "src/drivetrain/config/keys.py",
@@ -56,7 +55,7 @@ GROUPS = {
             "src/drivetrain/checkpoint/*.py",
             "src/drivetrain/data/*.py",
             "src/drivetrain/supervise/attempt.py",
-            "src/drivetrain/supervise/failures/messages.py",
+            "src/drivetrain/supervise/failures/reporting.py",
         ),
         tests=(
             *(

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.feed import MapFeed, Turn
 from drivetrain.parallel.parts import whole
-from drivetrain.strategies.ddp.communication.install import Installed
+from drivetrain.strategies.ddp.communication import Installed
 from drivetrain.strategies.ddp.strategy import DDPModel
 from drivetrain.train.engine import Engine
 from drivetrain.train.hooks import Hook

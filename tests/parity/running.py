@@ -13,6 +13,7 @@ from drivetrain.config.keys import unflatten
 from drivetrain.testing import run_ranks
 from drivetrain.train.trainer import Trainer
 from drivetrain.verify.parity.compare import (
+    TOLERANCES,
     Divergence,
     Numbers,
     Parting,
@@ -21,7 +22,6 @@ from drivetrain.verify.parity.compare import (
     locate,
 )
 from drivetrain.verify.parity.layouts import parse_layouts
-from drivetrain.verify.parity.tolerance import TOLERANCES
 from drivetrain.verify.parity.trace import Entry, Trace, read_trace
 from tests.parity.mutants import MUTANTS
 from tests.parity.workload import SETTINGS, make_data, make_task

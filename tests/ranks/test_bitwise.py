@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import drivetrain
-from drivetrain.strategies.bitwise.strategy import uncovered
+from drivetrain.strategies.bitwise import uncovered
 from drivetrain.testing import run_ranks
 from drivetrain.train.saving.weights import weights_sha256
 from tests.gpt_task import GPT, token_loss

@@ -15,10 +15,8 @@ from torch._C._distributed_c10d import GradBucket
 
 from drivetrain.config.schema import Communication
 from drivetrain.config.schema import TopK as TopKConfig
-from drivetrain.strategies.ddp.communication.auto import OnTheWire, Trial, _Sample, begins_at_once
-from drivetrain.strategies.ddp.communication.compressor import Compressor, Mean
-from drivetrain.strategies.ddp.communication.half import BFloat16, Plain
-from drivetrain.strategies.ddp.communication.topk import TopK
+from drivetrain.strategies.ddp.communication import OnTheWire, Trial, _Sample, begins_at_once
+from drivetrain.strategies.ddp.compression import BFloat16, Compressor, Mean, Plain, TopK
 from drivetrain.testing import run_ranks
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer

@@ -14,7 +14,7 @@ from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import parse_calls
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.launch.early import variables_of_ranks
-from drivetrain.supervise.failures.flight_recorders import Group, describe, latest_collectives
+from drivetrain.supervise.failures.dump_responder import Group, describe, latest_collectives
 from drivetrain.testing import run_ranks
 
 

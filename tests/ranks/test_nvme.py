@@ -13,7 +13,7 @@ from torch.utils.cpp_extension import _get_build_directory
 
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.record import session
-from drivetrain.strategies.deepspeed.swap_folder import own_folder
+from drivetrain.strategies.deepspeed.offload import own_folder
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.saving.weights import weights_sha256

@@ -36,7 +36,7 @@ RISKY = {
 }
 RANKS = "between the ranks of one process group, which has no reader outside it"
 ALLOWED = {
-    ("supervise/failures/flight_recorders.py", "pickle"): "torch's own dump, out of this process",
+    ("supervise/failures/dump_responder.py", "pickle"): "torch's own dump, out of this process",
     (
         "rehearse/fake_tensor_dispatch.py",
         "pickle",

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.verify.drills.audit import weights_fingerprint
-from drivetrain.verify.parity.tolerance import TOLERANCES
+from drivetrain.verify.drills.drill import weights_fingerprint
+from drivetrain.verify.parity.compare import TOLERANCES
 from drivetrain.verify.scalars import step_scalars
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.testing.hosts import make_hosts
-from drivetrain.verify.parity.tolerance import TOLERANCES
+from drivetrain.verify.parity.compare import TOLERANCES
 from drivetrain.verify.scalars import step_scalars
 from tests.ray import runs as ray_runs
 from tests.support.ray_cluster import make_ray_cluster

@@ -21,7 +21,7 @@ from drivetrain.diagnose.stacks import own_calls
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
 from drivetrain.supervise.failures.failure import RankFailure
-from drivetrain.supervise.failures.messages import paragraph
+from drivetrain.supervise.failures.reporting import paragraph
 from drivetrain.supervise.policy import Budgets, End, Kind, decide
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from drivetrain.record.session import Phase, Progress
-from drivetrain.supervise.failures.classify import classify
-from drivetrain.supervise.failures.failure import RankFailure, by_cause, verdict, was_aborted
+from drivetrain.supervise.failures.failure import (
+    RankFailure,
+    by_cause,
+    classify,
+    verdict,
+    was_aborted,
+)
 from drivetrain.supervise.policy import End, Kind
 
 PEER_GONE = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.hang import judge
 from drivetrain.diagnose.stacks import Stacks, parse_stacks
-from drivetrain.supervise.idle import IdleWatch, is_deadlock
-from drivetrain.supervise.stall import Patience
+from drivetrain.supervise.stall import IdleWatch, Patience, is_deadlock
 
 _HEAD = "Current thread 0x1 (most recent call first):\n"
 _SCRIPT = '  File "/home/ada/pair.py", line {} in exchange\n  File "runpy.py", line 9 in run_path\n'

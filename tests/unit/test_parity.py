@@ -10,6 +10,7 @@ from torch import nn
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.verify.parity.compare import (
+    TOLERANCES,
     StepNumbers,
     first_parting,
     largest_deviations,
@@ -17,7 +18,6 @@ from drivetrain.verify.parity.compare import (
 )
 from drivetrain.verify.parity.fingerprint import deviation, fingerprint, of_number
 from drivetrain.verify.parity.layouts import AskedLayout, parse_layouts
-from drivetrain.verify.parity.tolerance import TOLERANCES
 from drivetrain.verify.parity.trace import Entry, Key, Stage, own_name
 
 FP32 = TOLERANCES["fp32"]

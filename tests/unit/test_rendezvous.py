@@ -16,9 +16,8 @@ import pytest
 
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.launch.coordinator import member
-from drivetrain.supervise.rendezvous.alive import Alive
 from drivetrain.supervise.rendezvous.handler import FolderRendezvous, join_in_folder
-from drivetrain.supervise.rendezvous.last_call import LastCall
+from drivetrain.supervise.rendezvous.rules import Alive, LastCall
 
 
 def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from drivetrain.core.plugins import load
 from drivetrain.core.traits import STRATEGIES, Traits, all_traits, traits_of
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
-from drivetrain.strategies.choose import strategy_from
 from drivetrain.strategies.cost import PartNumbers
-from drivetrain.strategies.strategy import Profile
+from drivetrain.strategies.strategy import Profile, strategy_from
 
 SOURCE = Path(__file__).parents[2] / "src" / "drivetrain"
 NAMES = re.compile(r"ddp|fsdp|hsdp|deepspeed|horovod|local_?sgd|zero_stage", re.IGNORECASE)
@@ -33,7 +32,7 @@ ALLOWED = {
     "plan/simulation/published.py": "a paper's title",
     "testing/ranks.py": "torch's own module, imported ahead",
     "verify/parity/layouts.py": "an example in a message",
-    "verify/parity/tolerance.py": "an explanation in a certificate",
+    "verify/parity/compare.py": "an explanation in a certificate",
     "cli/commands/": "examples in help texts",
 }
 """Where a name may stand, and why."""

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from drivetrain.strategies.deepspeed.swap_folder import own_folder
+from drivetrain.strategies.deepspeed.offload import own_folder
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from drivetrain.strategies.deepspeed.swap_folder import own_folder
+from drivetrain.strategies.deepspeed.offload import own_folder
 class Owner: pass
 owner = Owner()
 print(own_folder(Path(sys.argv[1]), owner), flush=True)

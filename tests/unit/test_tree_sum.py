@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.strategies.bitwise.tree_sum import Span, TreeAccumulator, pieces_of, tree_sum
+from drivetrain.strategies.bitwise import Span, TreeAccumulator, pieces_of, tree_sum
 
 floats = st.lists(
     st.floats(-1e6, 1e6, allow_nan=False).filter(lambda x: x != 0), min_size=1, max_size=40

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from drivetrain.strategies.ddp.communication.verdict import MOST_ROUNDS, pays
+from drivetrain.strategies.ddp.communication import MOST_ROUNDS, pays
 
 
 @pytest.mark.parametrize(

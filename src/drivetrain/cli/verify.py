@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from drivetrain.verify.parity.certificate import LayoutResult, ParityCertificate
-    from drivetrain.verify.parity.tolerance import Tolerance
+    from drivetrain.verify.parity.compare import Tolerance
 
 
 def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool) -> int:

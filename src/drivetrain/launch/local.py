@@ -110,7 +110,7 @@ def _supervise(
     from torch.distributed.run import config_from_args
 
     from drivetrain.supervise.agent import Supervisor
-    from drivetrain.supervise.logs import Logs
+    from drivetrain.supervise.starting import Logs
 
     config, _, _ = config_from_args(args)
     # What went wrong is said once, by the supervisor; torch would say it several times over.

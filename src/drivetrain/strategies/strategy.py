@@ -11,7 +11,9 @@ from typing import Protocol
 from torch import nn
 
 from drivetrain.cluster.description import Cluster
+from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import Problem
+from drivetrain.core.plugins import load
 from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import ParallelModel
@@ -113,3 +115,12 @@ def memory_problems(cost: Cost, cluster: Cluster, remedy: str) -> list[Problem]:
             has_value=False,
         )
     ]
+
+
+# From a config to the strategy it asks for.
+
+
+def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
+    """Imported now; `micro_batch_blocks` are each rank's micro-batch indices."""
+    made: Strategy = load(config.parallel.traits.strategy)(config, micro_batch_blocks)
+    return made

@@ -28,9 +28,14 @@ from drivetrain.record.session import NODE_SESSION, Phase
 from drivetrain.supervise.attempt import Attempt
 from drivetrain.supervise.failures.attempt_report import write_end
 from drivetrain.supervise.failures.failure import RankFailure, was_aborted
-from drivetrain.supervise.failures.messages import lost_replica, paragraph, stopped, with_verdict
-from drivetrain.supervise.failures.reporting import say, write_down
-from drivetrain.supervise.logs import Logs
+from drivetrain.supervise.failures.reporting import (
+    lost_replica,
+    paragraph,
+    say,
+    stopped,
+    with_verdict,
+    write_down,
+)
 from drivetrain.supervise.machine import Action, Machine, State
 from drivetrain.supervise.policy import PREEMPTED_CODE, End, Kind, decide
 from drivetrain.supervise.processes.head_start import HeadStart
@@ -39,7 +44,7 @@ from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
 from drivetrain.supervise.requests import Interrupted, Requests
 from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Stall, StallWatch
-from drivetrain.supervise.starting import Starter
+from drivetrain.supervise.starting import Logs, Starter
 
 _TICK_S = 0.1
 

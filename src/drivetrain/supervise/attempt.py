@@ -15,14 +15,12 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.record.session import TRAINS, Progress, read_progress
 from drivetrain.supervise.failures.attempt_report import AttemptReport, whole_traceback
-from drivetrain.supervise.failures.classify import classify, last_step
-from drivetrain.supervise.failures.failure import RankFailure, root_cause
+from drivetrain.supervise.failures.failure import RankFailure, classify, last_step, root_cause
 from drivetrain.supervise.failures.rank_dump import RankDump
-from drivetrain.supervise.idle import IdleWatch, is_deadlock
 from drivetrain.supervise.policy import End
 from drivetrain.supervise.processes.node import Node
 from drivetrain.supervise.resources import ResourceWatch, processor_s
-from drivetrain.supervise.stall import Patience
+from drivetrain.supervise.stall import IdleWatch, Patience, is_deadlock
 
 _SAYING_WHY_S = 0.1
 _LEAVING_S = 2.0

@@ -3,16 +3,159 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.multiprocessing.api import Std
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+
+from drivetrain.core.requirements import require
 from drivetrain.record.session import COMMAND_S, LAUNCHED_S
 from drivetrain.supervise.attempt import Attempt
-from drivetrain.supervise.lighthouse import ADDRESS, LIVE, SharedLighthouse
-from drivetrain.supervise.logs import Logs
-from drivetrain.supervise.processes.environment import rank_environment
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node
+from drivetrain.supervise.processes.worker import STDERR, STDOUT
 from drivetrain.supervise.settings import Settings
+
+# Where ranks' output goes: to the terminal, or as --redirects, --tee and --log-dir say.
+
+_STREAMS = ((Std.OUT, STDOUT, "stdout"), (Std.ERR, STDERR, "stderr"))
+
+
+class Logs:
+    """Files per rank where asked for; appended to over attempts."""
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | Mapping[int, Std] = Std.NONE,
+        tee: Std | Mapping[int, Std] = Std.NONE,
+    ) -> None:
+        self._redirects, self._tee = redirects, tee
+        self._folder: Path | None = None
+        if redirects != Std.NONE or tee != Std.NONE:
+            self._folder = Path(log_dir or tempfile.mkdtemp(prefix="drivetrain-logs-"))
+        self._tails: list[TailLog] = []
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Tells a worker to write to files."""
+        wanted = _of(self._redirects, rank) | _of(self._tee, rank)
+        return {
+            variable: str(self._path(rank, name))
+            for bit, variable, name in _STREAMS
+            if self._folder is not None and wanted & bit
+        }
+
+    def follow(self, ranks: Sequence[int]) -> None:
+        """Show what is teed, from now on; the files stay the same over attempts."""
+        if self._tails:
+            return
+        for bit, _, name in _STREAMS:
+            teed = [rank for rank in ranks if _of(self._tee, rank) & bit]
+            if teed:
+                target = sys.stdout if bit is Std.OUT else sys.stderr
+                files = {rank: str(self._path(rank, name)) for rank in teed}
+                self._tails.append(TailLog("rank", files, target).start())
+
+    def close(self) -> None:
+        """Show the rest and stop."""
+        for tail in self._tails:
+            tail.stop()
+        self._tails = []
+
+    def _path(self, rank: int, name: str) -> Path:
+        if self._folder is None:
+            raise ValueError("no folder for logs was asked for")
+        folder = self._folder / f"{rank:05d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name}.log"
+
+
+def _of(wanted: Std | Mapping[int, Std], rank: int) -> Std:
+    return wanted.get(rank, Std.NONE) if isinstance(wanted, Mapping) else wanted
+
+
+# The lighthouse of a live run: where replicas find each other, step by step (torchft).
+#
+# One per job, kept by the supervisor of the first node. A replica that is lost is missed after ten
+# heartbeats; one that is expected is waited for much longer, since those who began without it would
+# train a history of their own.
+
+ADDRESS = "TORCHFT_LIGHTHOUSE"
+LIVE = "DRIVETRAIN_LIVE"
+_LOST_AFTER_MS = 1000
+_JOIN_WITHIN_MS = 600_000
+
+
+class Lighthouse:
+    """Serves from this process."""
+
+    def __init__(self, host: str) -> None:
+        os.environ.setdefault("RUST_LOG", "warn")  # read on import; else four lines a step
+        coordination: Any = require("torchft.coordination", extra="live")
+        self._server = coordination.LighthouseServer(
+            bind="[::]:0",
+            min_replicas=1,
+            join_timeout_ms=_JOIN_WITHIN_MS,
+            quorum_tick_ms=20,
+            heartbeat_timeout_ms=_LOST_AFTER_MS,
+        )
+        port = self._server.address().rpartition(":")[2].rstrip("/")
+        self.address = f"http://{host}:{port}"
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+
+
+class SharedLighthouse:
+    """The job's one, whichever node keeps it."""
+
+    def __init__(self) -> None:
+        self._own: Lighthouse | None = None
+
+    def address(self, group: WorkerGroup) -> str:
+        """The first node keeps it; the others ask the round's store."""
+        store: Any = group.store
+        if group.group_rank == 0:
+            self._own = self._own or Lighthouse(str(group.master_addr))
+            store.set("lighthouse", self._own.address)
+        return str(store.get("lighthouse").decode())
+
+    def close(self) -> None:
+        """Serve no more, where it is this node's."""
+        if self._own is not None:
+            self._own.close()
+
+
+# What makes a process a rank, in torchrun's words.
+
+
+def rank_environment(group: WorkerGroup, local_rank: int, restart_count: int) -> dict[str, str]:
+    """The variables of one rank of a group that has met."""
+    worker, spec = group.workers[local_rank], group.spec
+    return {
+        "LOCAL_RANK": str(local_rank),
+        "RANK": str(worker.global_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "WORLD_SIZE": str(worker.world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
 class Starter:

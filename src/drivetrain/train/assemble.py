@@ -33,8 +33,7 @@ from drivetrain.parallel.world import World, join_world, live_world
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import ProgressPage, earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
-from drivetrain.strategies.choose import strategy_from
-from drivetrain.strategies.strategy import Profile, Strategy
+from drivetrain.strategies.strategy import Profile, Strategy, strategy_from
 from drivetrain.train.contract import (
     agree_on_model,
     agree_on_tensors,

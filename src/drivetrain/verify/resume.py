@@ -12,8 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drivetrain.verify.drills.audit import checkpoint_problems, weights_fingerprint
-from drivetrain.verify.drills.drill import Setting, run_once
+from drivetrain.verify.drills.drill import (
+    Setting,
+    checkpoint_problems,
+    run_once,
+    weights_fingerprint,
+)
 from drivetrain.verify.drills.faults import Faults
 from drivetrain.verify.scalars import step_scalars
 

@@ -8,8 +8,12 @@ from tempfile import TemporaryDirectory
 
 from drivetrain.parallel.accelerator import num_devices
 from drivetrain.verify.drills import Faults
-from drivetrain.verify.drills.audit import checkpoint_problems, weights_fingerprint
-from drivetrain.verify.drills.drill import Setting, run_once
+from drivetrain.verify.drills.drill import (
+    Setting,
+    checkpoint_problems,
+    run_once,
+    weights_fingerprint,
+)
 from tests.gpu_smoke.devices import is_cut, left_s
 from tests.gpu_smoke.rows import Row, judged
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from drivetrain.testing import run_ranks
-from drivetrain.verify.drills.audit import weights_fingerprint
+from drivetrain.verify.drills.drill import weights_fingerprint
 from tests.gpu_smoke.checks.parity import FROM_ONE_DEVICE, STEPS, references
 from tests.gpu_smoke.devices import backend, deterministic, fits, left_s, without_tf32
 from tests.gpu_smoke.rows import Row, judged

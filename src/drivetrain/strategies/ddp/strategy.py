@@ -20,9 +20,8 @@ from drivetrain.parallel.model import NOTHING, Choice, ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.ddp import DDP
-from drivetrain.strategies.ddp.communication.auto import Trial
-from drivetrain.strategies.ddp.communication.choose import sent_bytes
-from drivetrain.strategies.ddp.communication.install import Installed, install_compression
+from drivetrain.strategies.ddp.communication import Installed, Trial, install_compression
+from drivetrain.strategies.ddp.compression import sent_bytes
 from drivetrain.strategies.ddp.cost import COST
 from drivetrain.strategies.single import SingleModel
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
@@ -32,7 +31,7 @@ def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
     """torch's, or the one that keeps the bits at any number of ranks."""
     settings = config.parallel.details(DDP)
     if config.reproducibility == "bitwise":
-        from drivetrain.strategies.bitwise.strategy import BitwiseStrategy
+        from drivetrain.strategies.bitwise import BitwiseStrategy
 
         return BitwiseStrategy(settings, micro_batch_blocks)
     return DDPStrategy(settings, config.communication)

@@ -19,8 +19,7 @@ from drivetrain.strategies.cost import (
     copies_with_buckets,
 )
 from drivetrain.strategies.deepspeed import DeepSpeed
-from drivetrain.strategies.fsdp.cost import sharded_exchanges
-from drivetrain.strategies.fsdp.walk import Between, ShardedWalk
+from drivetrain.strategies.fsdp.cost import Between, ShardedWalk, sharded_exchanges
 
 # DeepSpeed's default buckets for reducing gradients and gathering weights: 5e8 elements, but never
 # more than there are

@@ -7,7 +7,8 @@ checkpoint is written by all ranks at once, in the same form as fsdp's, and any 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,195 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.requirements import require
 from drivetrain.parallel.parts import whole
 from drivetrain.parallel.world import World
-from drivetrain.strategies.deepspeed.flat_groups import FlatGroups
+
+# The flat pieces that ZeRO's optimizer steps on, and what the user's optimizer keeps about them.
+#
+# All that is known here of DeepSpeed's inside: stages 1 and 2 have one flat piece per parameter
+# group, stage 3 one per sub-group, which may lie on a disk while it is not used. A piece is read
+# and written `at_hand`: from the disk once for all of its parameters, not once for each.
+
+
+class FlatGroups:
+    """Stages 1 and 2."""
+
+    def __init__(self, zero: Any) -> None:
+        self._zero = zero
+        self._optimizer: torch.optim.Optimizer = zero.optimizer
+
+    @staticmethod
+    def of(zero: Any, stage: int) -> FlatGroups:
+        """The kind that fits the stage."""
+        return SubGroups(zero) if stage == 3 else FlatGroups(zero)
+
+    @property
+    def pieces(self) -> list[torch.Tensor]:
+        """This rank's part of each group, flat, in fp32."""
+        return list(self._zero.single_partition_of_fp32_groups)
+
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """The piece a parameter lies in."""
+        return next(
+            index
+            for index, group in enumerate(self._zero.bit16_groups)
+            if any(each is parameter for each in group)
+        )
+
+    def by_group(
+        self, named: Iterable[tuple[str, nn.Parameter]]
+    ) -> dict[int, list[tuple[str, nn.Parameter]]]:
+        """Parameters by the piece they lie in; in the same order on all ranks."""
+        groups: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in named:
+            groups.setdefault(self.group_of(parameter), []).append((name, parameter))
+        return dict(sorted(groups.items()))
+
+    @contextmanager
+    def at_hand(self, group: int, *, will_change: bool = False) -> Iterator[None]:
+        """In here a piece and its state can be read; with `will_change`, changed too."""
+        yield
+
+    def refresh_weights(self) -> None:
+        """Take the pieces anew from the model's weights."""
+        self._zero.refresh_fp32_params()
+
+    def keys_per_element(self, group: int) -> list[str]:
+        """What the optimizer keeps for each element, such as Adam's moments."""
+        piece = self.pieces[group]
+        return [k for k, v in self._state(piece).items() if _is_per_element(v, piece)]
+
+    def common(self, group: int) -> dict[str, Any]:
+        """What it keeps once, such as the number of steps."""
+        piece = self.pieces[group]
+        return {
+            key: value
+            for key, value in self._state(piece).items()
+            if value is not None and not _is_per_element(value, piece)
+        }
+
+    def set_common(self, group: int, values: dict[str, float]) -> None:
+        """The same back."""
+        state = self._state(self.pieces[group])
+        for key, value in values.items():
+            now = state[key]
+            if isinstance(now, torch.Tensor):
+                now.fill_(value)
+            else:
+                state[key] = type(now)(value)
+
+    def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """A parameter's numbers, put together from all ranks. A collective call."""
+        whole: torch.Tensor = _api().safe_get_full_optimizer_state(parameter, key)
+        return whole
+
+    def set(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
+        """This rank's part of them."""
+        _api().safe_set_full_optimizer_state(parameter, whole, key)
+
+    def make_state(self) -> None:
+        """Let the optimizer make what it keeps, as in a step that moves nothing; all zeros."""
+        if any(self._state(piece) for piece in self.pieces):
+            return
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        for index, piece in enumerate(self.pieces):
+            with self.at_hand(index, will_change=True):
+                before, piece.grad = piece.grad, torch.zeros_like(piece)
+                self._step(index)
+                piece.grad = before
+                for value in self._state(piece).values():
+                    if isinstance(value, torch.Tensor):
+                        value.zero_()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._link()
+
+    def _state(self, piece: torch.Tensor) -> dict[str, Any]:
+        # not by indexing, which would make an empty entry
+        state: dict[str, Any] = self._optimizer.state.get(piece, {})
+        return state
+
+    def _step(self, index: int) -> None:
+        groups = self._optimizer.param_groups
+        self._optimizer.param_groups = [groups[index]]
+        self._optimizer.step()
+        self._optimizer.param_groups = groups
+
+    def _link(self) -> None:
+        """DeepSpeed finds a parameter's part of the new state."""
+        self._zero._lazy_init_hp_params_optimizer_state()  # noqa: SLF001
+
+
+class SubGroups(FlatGroups):
+    """Stage 3."""
+
+    @property
+    def pieces(self) -> list[torch.Tensor]:
+        """This rank's part of each sub-group."""
+        return list(self._zero.fp32_partitioned_groups_flat)
+
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """DeepSpeed has noted it."""
+        return int(self._zero.grad_position[self._zero.get_param_id(parameter)][0])
+
+    @contextmanager
+    def at_hand(self, group: int, *, will_change: bool = False) -> Iterator[None]:
+        """A piece that lies on a disk is brought in for the time."""
+        if not self._zero._swappable_optimizer_subgroup(group):  # noqa: SLF001
+            yield
+            return
+        self._zero._optimizer_states_and_gradient_swap_in(group)  # noqa: SLF001
+        yield
+        if will_change:
+            self._zero._optimizer_states_and_gradient_swap_out(group)  # noqa: SLF001
+        else:
+            self._zero._release_swap_buffers(group)  # noqa: SLF001
+
+    def refresh_weights(self) -> None:
+        """DeepSpeed's own takes pieces and weights for being in memory."""
+        for group, piece in enumerate(self.pieces):
+            with torch.no_grad(), self.at_hand(group, will_change=True):
+                weights = self._zero.fp16_partitioned_groups_flat[group]
+                if weights is None:  # they lie on a disk
+                    self._zero._swap_in_sub_group_to_flat_buffer(piece, group)  # noqa: SLF001
+                else:
+                    piece.copy_(weights)
+
+    def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """Not by DeepSpeed's own, which would bring the piece in from the disk again."""
+        part = self._part(parameter, key)
+        whole: torch.Tensor = self._zero._fp32_state_allgather(parameter, part)  # noqa: SLF001
+        return whole
+
+    def set(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
+        """DeepSpeed pads what the ranks do not divide evenly, and so does this."""
+        part = self._part(parameter, key).zero_()
+        start = len(part) * int(self._zero._get_param_partition_rank(parameter))  # noqa: SLF001
+        mine = whole.flatten()[start : start + len(part)]
+        part[: mine.numel()] = mine
+
+    def _part(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        group, start, size = self._zero.grad_position[self._zero.get_param_id(parameter)]
+        state: torch.Tensor = self._state(self.pieces[group])[key]
+        return state.narrow(0, int(start), int(size))
+
+    def _step(self, index: int) -> None:
+        group = self._optimizer.param_groups[self._zero.sub_group_to_group_id[index]]
+        group["params"] = [self.pieces[index]]
+        self._optimizer.step()
+        group["params"] = []
+
+    def _link(self) -> None:
+        """Nothing to link: DeepSpeed looks it up each time."""
+
+
+def _api() -> ModuleType:
+    return require("deepspeed.utils", extra="deepspeed")
+
+
+def _is_per_element(value: Any, piece: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == piece.shape and piece.ndim > 0
+
 
 Tensors = dict[str, torch.Tensor]
 

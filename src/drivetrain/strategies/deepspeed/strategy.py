@@ -2,23 +2,150 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import warnings
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import Problem
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.requirements import require
 from drivetrain.parallel.layout import Layout
-from drivetrain.parallel.model import ParallelModel
+from drivetrain.parallel.model import NOTHING, EngineStep, ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.deepspeed import DeepSpeed
 from drivetrain.strategies.deepspeed.cost import COST
-from drivetrain.strategies.deepspeed.model import DeepSpeedModel
-from drivetrain.strategies.deepspeed.settings import Merged, merge
+from drivetrain.strategies.deepspeed.offload import own_folder, require_async_io
+from drivetrain.strategies.deepspeed.settings import OFFLOADS, Merged, merge
+from drivetrain.strategies.deepspeed.shards import Shards
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
+
+# DeepSpeedModel: a model that DeepSpeed has in hand, as the run's engine sees it.
+#
+# Who owns what: the run decides which samples make up a step, how losses are weighted, the learning
+# rate and when gradients travel; DeepSpeed has the gradients, adds them up over ranks, clips them
+# and steps the user's own torch optimizer on its shard.
+
+
+class DeepSpeedModel(Shards, ParallelModel):
+    """A model under ZeRO; DeepSpeed comes in with the optimizer, which it has to be given."""
+
+    needs_every_turn = True  # stages 2 and 3 reduce in every backward, 1 in the last
+
+    def __init__(self, model: nn.Module, world: World, settings: dict[str, Any]) -> None:
+        super().__init__(model, world, int(settings["zero_optimization"]["stage"]))
+        self.module = model
+        self.evaluated: Any = self.inner
+        self.counts = True
+        self.loss_multiplier = float(world.layout.dp)  # DeepSpeed divides by the number of ranks
+        self.forwards_in_lockstep = self.stage == 3
+        self.engine_step: EngineStep | None = self
+        self._settings = settings
+
+    def take_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let DeepSpeed shard the model and what the optimizer will keep."""
+        deepspeed = load_deepspeed(self.world)
+        config = self._on_own_folder()
+        if self.stage == 3:
+            # Weight by weight from the host: DeepSpeed's engine would move them all to the device
+            # first. Not before there is an optimizer, which may look at their shapes.
+            deepspeed.zero.Init(module=self.inner, config_dict_or_path=config, dtype=torch.float32)
+        engine, zero, _, _ = deepspeed.initialize(
+            model=self.inner,
+            optimizer=optimizer,
+            config=config,
+            dist_init_required=False,
+        )
+        if zero.optimizer is not optimizer:
+            raise _replaced(optimizer)
+        self.engine, self.zero, self.module = engine, zero, engine
+
+    def _on_own_folder(self) -> dict[str, Any]:
+        """The settings, with a folder for this process alone on a disk that is offloaded to."""
+        zero = dict(self._settings["zero_optimization"])
+        on_disk = [what for what in OFFLOADS if zero.get(what, {}).get("device") == "nvme"]
+        if on_disk:
+            require_async_io()
+        for what in on_disk:
+            folder = own_folder(Path(zero[what]["nvme_path"]), self)
+            zero[what] = {**zero[what], "nvme_path": str(folder)}
+        return {**self._settings, "zero_optimization": zero}
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Tell DeepSpeed where the step ends: it would count by itself, and turns may be empty."""
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        return NOTHING
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The loss is weighted already."""
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def finish_gradients(self) -> None:
+        """DeepSpeed has finished them at the end of the last backward."""
+
+    def step(self, correction: torch.Tensor | None) -> torch.Tensor:
+        """The correction is a loss scale that is only known after backward.
+
+        DeepSpeed divides gradients and their norm by the loss scale before it clips: exactly what
+        a count that is not the samples' asks for.
+        """
+        if correction is not None:
+            self.zero.override_loss_scale(1.0 / float(correction))
+        self.engine.step()
+        if correction is not None:
+            self.zero.override_loss_scale(1.0)  # the next losses are not to be multiplied by it
+        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
+
+    def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Not asked for: DeepSpeed has the gradients."""
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Not asked for either."""
+        return gradients
+
+
+def load_deepspeed(world: World) -> ModuleType:
+    """Import it, quietly, on the process group that is there."""
+    os.environ.setdefault("DS_ACCELERATOR", world.device.type)  # or it wonders where the GPU is
+    deepspeed = require("deepspeed", extra="deepspeed")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # it calls torch's collectives by names that torch is about to drop; not the user's affair
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # Shared-memory collectives for inference on CPUs: compiled at the first start, and their
+    # buffers would stay in shared memory after the last. Training never calls them.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    os.environ.setdefault("LOCAL_RANK", str(world.identity.local_rank))
+    if not dist.is_initialized():  # a single rank, which offload can be for
+        store = HashStore()
+        dist.init_process_group(world.accelerator.backend, store=store, rank=0, world_size=1)
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def _replaced(optimizer: torch.optim.Optimizer) -> ConfigError:
+    return ConfigError(
+        [
+            Problem(
+                "optimizer",
+                "DeepSpeed replaces it by one of its own making, out of the schedule's reach",
+                "use another optimizer, or parallel.strategy=fsdp",
+                type(optimizer).__name__,
+            )
+        ]
+    )
 
 
 def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:

@@ -11,12 +11,144 @@ import contextlib
 import faulthandler
 import json
 import os
+import pickle
 import signal
+import sys
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from drivetrain.core.files import write_whole
-from drivetrain.supervise.failures.flight_recorders import latest_collectives
+
+# The latest collectives of this process, from torch's flight recorders.
+#
+# There are two: NCCL's own, and one that the other backends share. Their entries have one form
+# (torch/csrc/distributed/c10d/FlightRecorder.hpp), but each backend numbers its calls by itself: in
+# a group that has one for the CPU and one for the device, call 7 of gloo and call 7 of NCCL have
+# nothing to do with each other, so each backend of such a group is told as a group of its own.
+
+_SHARED, _NCCLS = "_dump_fr_trace", "_dump_nccl_trace"
+_LATEST = 256
+"""Collectives that are told of each recorder; a step of ddp has a few, of fsdp some per layer."""
+_FRAMES = 12
+
+_Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group of this process."""
+
+    name: str
+    description: str
+    ranks: Sequence[int]
+    backends: tuple[str, ...]
+
+    def label(self, backend: str) -> str:
+        """What its calls over one backend are told under; the same on every rank."""
+        known = self.description not in ("", "undefined")
+        words = f"{self.description if known else 'group'} ({self.name})"
+        return words if self.backends == (backend,) else f"{words}, {backend}"
+
+
+def latest_collectives() -> dict[str, Any] | None:
+    """The latest, oldest first; None when this process has called none."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return describe(_read(), _groups())
+
+
+def describe(traces: Mapping[str, _Entry], groups: Sequence[Group]) -> dict[str, Any]:
+    """What both recorders have, as one sequence of calls. Pure."""
+    by_name = {group.name: group for group in groups}
+    labels = {group.label(backend): group for group in groups for backend in group.backends}
+    sites: dict[tuple[Any, ...], int] = {}
+    entries = [
+        (entry["time_created_ns"], recorder, entry)
+        for recorder, trace in traces.items()
+        for entry in _collectives(trace)
+    ]
+    calls = []
+    for _, recorder, entry in sorted(entries, key=lambda each: each[0]):
+        name, description = entry["process_group"]
+        backend, _, op = entry["profiling_name"].rpartition(":")
+        group = by_name.get(name, Group(name, description, (), (backend,)))
+        label = group.label(backend)
+        labels.setdefault(label, group)
+        calls.append(
+            {
+                "group": label,
+                "number": entry["collective_seq_id"],
+                "op": op,
+                "sizes": entry["input_sizes"],
+                "is_done": _is_done(entry, recorder),
+                "site": sites.setdefault(_own_frames(entry), len(sites)),
+            }
+        )
+    ranks = {label: list(group.ranks) for label, group in labels.items()}
+    return {"groups": ranks, "sites": list(sites), "calls": calls}
+
+
+def _read() -> dict[str, _Entry]:
+    """What each recorder that this build of torch has says."""
+    from torch._C import _distributed_c10d
+
+    dumps = {name: getattr(_distributed_c10d, name, None) for name in (_SHARED, _NCCLS)}
+    return {
+        name: pickle.loads(dump())  # noqa: S301 - our own process made it
+        for name, dump in dumps.items()
+        if dump is not None
+    }
+
+
+def _groups() -> list[Group]:
+    import torch.distributed as dist
+
+    return [
+        Group(
+            group.group_name,
+            group.group_desc,
+            dist.get_process_group_ranks(group),
+            _backends(dist.get_backend_config(group)),
+        )
+        for group in list(dist.distributed_c10d._world.pg_names)  # noqa: SLF001 - there is no list
+    ]
+
+
+def _backends(config: str) -> tuple[str, ...]:
+    """`cpu:gloo,cuda:nccl` → gloo, nccl; one for all devices is there once."""
+    return tuple(dict.fromkeys(pair.rpartition(":")[2] for pair in config.split(",")))
+
+
+def _collectives(trace: _Entry) -> list[_Entry]:
+    entries = [entry for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
+    return entries[-_LATEST:]
+
+
+def _is_done(entry: _Entry, recorder: str) -> bool:
+    """NCCL asks the device for an entry's state, and retires without it one that has timed out.
+
+    The others leave the state as it was and only retire an entry.
+    """
+    is_retired = bool(entry.get("retired")) and recorder != _NCCLS
+    return entry["state"] == "completed" or is_retired
+
+
+def _own_frames(entry: _Entry) -> tuple[Any, ...]:
+    """The lines it was called from that may be the user's."""
+    frames = [(f["filename"], f["line"], f["name"]) for f in entry.get("frames", ())]
+    return tuple(frame for frame in frames if _may_be_users(frame[0]))[:_FRAMES]
+
+
+def _may_be_users(file: str) -> bool:
+    return ("-packages" not in file or "/drivetrain/" in file) and not file.startswith("<")
+
 
 STACKS = "DRIVETRAIN_STACKS"
 ASK = "DRIVETRAIN_ASK"

@@ -4,16 +4,108 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from drivetrain.diagnose.evidence import Evidence, calls_of
 from drivetrain.diagnose.finding import Finding
+from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
 from drivetrain.diagnose.run import explain_attempt, judge_attempt
-from drivetrain.diagnose.stacks import parse_stacks
+from drivetrain.diagnose.stacks import parse_stacks, traceback_line
 from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
+from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.failures.rank_dump import RankDump
-from drivetrain.supervise.policy import Kind
+from drivetrain.supervise.policy import End, Kind
+
+# What the user reads about an attempt's end: what died, where, when, and what is done about it.
+
+
+def lost_replica(end: End, failure: RankFailure, host: str) -> str:
+    """What is said when a live run goes on without one of its replicas."""
+    when = time.strftime("%H:%M:%S")
+    return (
+        f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {end.where}; "
+        "the others continue, and it is restarted"
+    )
+
+
+def stopped(end: End, asked_by: str) -> str:
+    """What is said when somebody asked the run to stop."""
+    if end.kind is Kind.PREEMPTED:
+        return (
+            f"stopped by {asked_by} and saved after step {end.step}; "
+            "run the same command again to resume"
+        )
+    if end.kind is Kind.FINISHED:
+        return f"{asked_by} came as the last step ended; the run is finished"
+    return f"stopped by {asked_by}; all ranks were ended"
+
+
+def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = True) -> str:
+    """What happened, and below it what a diagnosis makes of it; a traceback speaks for itself."""
+    if finding is None or finding.kind is diagnosis.CRASH:
+        return text
+    grounds = () if is_written_down else finding.evidence
+    shown = "".join(f"\n    · {ground}" for ground in grounds)
+    return f"{text}\n  {finding.what}\n  → {finding.remedy}{shown}"
+
+
+def _mistake(cause: RankFailure, end: End) -> str:
+    """One sentence on an error of the user's own: who raised it, when, where, what to do."""
+    if not cause.fault or not end.trains:  # another script has its own way to go on
+        return ""
+    line = traceback_line(cause.error)
+    is_fit = bool(cause.raised_by) and line is not None and line.function == "<module>"
+    at = f", at {line}" if line is not None and not is_fit else ""  # not where fit() was called
+    who = cause.raised_by or "your code"
+    when = "" if "after step" in who else f" {end.where}"
+    return (
+        f"\n\n{who} raised this{when}{at}: {_remedy(who)}, then run the same command "
+        "again; it resumes from the newest checkpoint, if there is one"
+    )
+
+
+def _remedy(who: str) -> str:
+    if "__getitem" in who:
+        return "fix it, or leave that sample out of the dataset"
+    if "(collate)" in who:
+        return "make the samples fit, or pass a DataLoader whose collate_fn puts them together"
+    return "fix it"
+
+
+def paragraph(account: AttemptReport) -> str:
+    """One paragraph."""
+    end, failures, host = account.end, account.failures, account.host
+    when = time.strftime("%H:%M:%S")
+    where = end.where
+    match end.kind:
+        case Kind.STALLED:
+            kept = "; the ranks' stacks were written down" if end.trains else ""
+            what = f"{host}: {account.detail}{kept}"
+        case Kind.PREEMPTED:
+            what = f"the ranks were asked to stop and saved {where}"
+        case Kind.RESIZED:
+            what = f"nodes joined or left {where}"
+        case Kind.PEER:
+            what = f"{host}: a rank on another node ended {where}"
+        case Kind.STALE:
+            what = "another attempt has taken over the run"
+        case _ if failures and account.restarts:
+            cause = root_cause(failures)
+            what = f"rank {cause.rank} (pid {cause.pid}, {host}) {cause.how} {where}"
+            what += f": {cause.said}" if cause.said else ""
+        case _ if failures:
+            whole = account.whole if account.whole and account.whole.exists() else None
+            what = verdict(failures, host, whole) + _mistake(root_cause(failures), end)
+        case _:
+            what = f"{host}: {account.detail or 'ended'} {where}"
+    done = "restarting from the newest checkpoint" if account.restarts else "stopping"
+    reason = f" ({account.why})" if account.why else ""
+    if not account.restarts and failures:
+        # the cause comes last, where the eye is; without a reason there was nothing to weigh
+        return (f"\nnot restarted: {account.why}" if account.why else "") + f"\n{what}"
+    return f"[{when}] {what}; {done}{reason}"
 
 
 def say(text: str) -> None:

@@ -6,23 +6,94 @@ the node's own: thousands of nodes that live change nothing that anybody else mu
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from drivetrain.core.bounded import read_bytes
+from drivetrain.core.bounded import parse_json, read_bytes
 from drivetrain.core.errors import DamagedRun
 from drivetrain.core.files import write_whole
 from drivetrain.core.locks import try_lock
-from drivetrain.supervise.rendezvous import node_list
+
+# The list of nodes as text: JSON, checked when it is read back.
+#
+# torch keeps it as a pickle, and reading a pickle runs whatever is in it; the folder it lies in is
+# one that others may be able to write.
+
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%\-\[\]]{1,255}")
+"""Names and addresses of hosts: they become names of files, too."""
+
+
+def nodes_to_json(state: _RendezvousState) -> bytes:
+    """All of it."""
+    deadline = state.deadline
+    document = {
+        "round": state.round,
+        "complete": state.complete,
+        "deadline": None if deadline is None else deadline.isoformat(),
+        "closed": state.closed,
+        "participants": [[_said(node), rank] for node, rank in state.participants.items()],
+        "wait_list": [_said(node) for node in state.wait_list],
+        "redundancy_list": [_said(node) for node in state.redundancy_list],
+        "last_heartbeats": [
+            [_said(node), sign.isoformat()] for node, sign in state.last_heartbeats.items()
+        ],
+    }
+    return json.dumps(document).encode()
+
+
+def nodes_from_json(data: bytes) -> _RendezvousState:
+    """As it was written; ValueError when it was not written by `to_json`."""
+    try:
+        return _state(parse_json(data))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"lacks what it must have ({error})") from None
+
+
+def _state(document: dict[str, Any]) -> _RendezvousState:
+    state = _RendezvousState()
+    deadline = document["deadline"]
+    state.round = int(document["round"])
+    state.complete = bool(document["complete"])
+    state.deadline = None if deadline is None else _moment(deadline)
+    state.closed = bool(document["closed"])
+    state.participants = {_node(*node): int(rank) for node, rank in document["participants"]}
+    state.wait_list = {_node(*node) for node in document["wait_list"]}
+    state.redundancy_list = {_node(*node) for node in document["redundancy_list"]}
+    state.last_heartbeats = {
+        _node(*node): _moment(sign) for node, sign in document["last_heartbeats"]
+    }
+    return state
+
+
+def _said(node: _NodeDesc) -> list[str | int]:
+    return [node.addr, node.pid, node.local_id]
+
+
+def _node(address: str, pid: int, local_id: int) -> _NodeDesc:
+    if not _ADDRESS.fullmatch(address) or address.startswith("."):
+        raise ValueError(f"{address!r} is no host's name")
+    return _NodeDesc(address, int(pid), int(local_id))
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return moment
+
 
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
@@ -68,7 +139,7 @@ class RendezvousFolder:
         if found is None:
             return None
         try:
-            state = node_list.from_json(found[_HEAD.size :])
+            state = nodes_from_json(found[_HEAD.size :])
             return state, Head(*_HEAD.unpack_from(found))
         except (ValueError, struct.error) as error:
             raise self._damaged(error) from None
@@ -81,7 +152,7 @@ class RendezvousFolder:
     def write(self, state: _RendezvousState, head: Head) -> None:
         """Only by whoever has the lock."""
         try:
-            write_whole(self._list, _HEAD.pack(head.version, head.turn) + node_list.to_json(state))
+            write_whole(self._list, _HEAD.pack(head.version, head.turn) + nodes_to_json(state))
         except OSError as error:
             raise RendezvousConnectionError(str(error)) from error
 

@@ -9,8 +9,10 @@ waits looks at a few bytes, until somebody has changed what it waits for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from datetime import timedelta
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Generic, TypeVar
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
@@ -25,9 +27,87 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousStateHolder,
 )
 
-from drivetrain.supervise.rendezvous.alive import Alive
 from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
-from drivetrain.supervise.rendezvous.last_call import LastCall
+
+# Who is alive, as one node sees it: whose sign of life has changed, by this node's own clock.
+#
+# What a sign says is never read as a time. The clocks of two machines may differ by minutes;
+# whether something has changed since the last look is the same on all of them. The price: who looks
+# for the first time must look for as long as the dead are given before they are believed to be
+# dead.
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class _Seen:
+    sign: object
+    changed_s: float
+    looked_s: float
+
+
+class Alive(Generic[Key]):
+    """`read` gives somebody's sign of life; it is asked no more often than every `look_s`."""
+
+    def __init__(
+        self,
+        read: Callable[[Key], object],
+        patience_s: float,
+        look_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._patience_s = patience_s
+        self._look_s = look_s
+        self._clock = clock
+        self._seen: dict[Key, _Seen] = {}
+
+    def is_dead(self, who: Key) -> bool:
+        """Whether the sign has not changed for too long; who is seen first is alive.
+
+        The first sign is read at the second look: where thousands come at once, nobody need read.
+        """
+        now_s = self._clock()
+        seen = self._seen.setdefault(who, _Seen(None, now_s, now_s))
+        if now_s - seen.looked_s >= self._look_s:
+            seen.looked_s = now_s
+            sign = self._read(who)
+            if sign != seen.sign:
+                seen.sign, seen.changed_s = sign, now_s
+        return now_s - seen.changed_s > self._patience_s
+
+
+# The last call of a round: once enough nodes are there, how long others may still join.
+#
+# torch writes it down as a time of day, by the clock of whoever was the one too many to wait for,
+# and holds it against the clock of whoever reads it. Here each node counts from when it first saw
+# that time, by its own clock, and torch is shown one that is long past or far off.
+
+_PAST, _FUTURE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+class LastCall:
+    """`lasts_s`: how long one is."""
+
+    def __init__(self, lasts_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lasts_s = lasts_s
+        self._clock = clock
+        self._written: datetime | None = None
+        self._over_s = 0.0
+
+    def as_seen(self, deadline: datetime | None) -> datetime | None:
+        """What torch's rules are shown, of what is written or was shown before."""
+        if deadline is None:
+            self._written = None
+            return None
+        if deadline not in (_PAST, _FUTURE, self._written):
+            self._written, self._over_s = deadline, self._clock() + self._lasts_s
+        return _PAST if self._clock() >= self._over_s else _FUTURE
+
+    def as_written(self, deadline: datetime | None) -> datetime | None:
+        """What the other nodes are to see: a new one, or the one there was."""
+        return self._written if deadline in (_PAST, _FUTURE) else deadline
+
 
 _LOOK_S = 1.0
 _WAITS = (_Action.SYNC, _Action.KEEP_ALIVE)

@@ -28,7 +28,7 @@ _MODULES = (
     "torch.distributed.run",
     "drivetrain.launch.local",
     "drivetrain.supervise.agent",
-    "drivetrain.supervise.logs",
+    "drivetrain.supervise.starting",
     "drivetrain.verify.drills.hooks",
     "drivetrain.train.trainer",
 )

@@ -23,22 +23,23 @@ import yaml
 
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.verify.parity.compare import (
+    TOLERANCES,
     Divergence,
     Numbers,
     Parting,
     StepNumbers,
+    Tolerance,
     first_parting,
     largest_deviations,
     locate,
 )
 from drivetrain.verify.parity.layouts import ONE_PROCESS, AskedLayout
-from drivetrain.verify.parity.tolerance import TOLERANCES, Tolerance
 from drivetrain.verify.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
 from drivetrain.verify.scalars import step_scalars
 
 _TRACE = "drivetrain.verify.parity.trace:Trace"
-_NUDGED = "drivetrain.verify.parity.hooks:Nudged"
-_NO_DROPOUT = "drivetrain.verify.parity.hooks:WithoutDropout"
+_NUDGED = "drivetrain.verify.parity.trace:Nudged"
+_NO_DROPOUT = "drivetrain.verify.parity.trace:WithoutDropout"
 TRACED_STEPS = 3
 """Of every run: the second has moved weights in it, the third a used optimizer state."""
 _AS_FAR = 10.0

@@ -1,16 +1,9 @@
-"""auto: plain gradients, unless a compressor has shown on this run's own steps that it pays.
-
-Two looks, the cheap one first. Before the run a sample is sent each way; where no candidate is much
-faster on the wire, plain ddp stays as torch has it. Otherwise the best one is put on trial: steps
-alternate between plain and it until `verdict` has seen enough, and from then on the faster way is
-used. Only whole steps can tell: an exchange that hides behind backward costs nothing, however long
-it takes.
-"""
+"""Which compressor a run uses: the one asked for or, with auto, one that has shown that it pays."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,14 +11,52 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config.schema import Communication
 from drivetrain.parallel.accelerator import accelerator_of
 from drivetrain.parallel.clock import Moment, clock_of
-from drivetrain.strategies.ddp.communication.choose import compressor_for
-from drivetrain.strategies.ddp.communication.compressor import Compressor, Mean
-from drivetrain.strategies.ddp.communication.half import Plain
-from drivetrain.strategies.ddp.communication.verdict import WORTH_KEEPING, pays
+from drivetrain.strategies.ddp.compression import Compressor, Mean, Plain, compressor_for, install
+
+# When a trial has seen enough. Pure: ranks that have the same figures decide alike.
+#
+# A round is one step with plain gradients and one with the candidate. On a slow link each plain
+# step is dear, so the first round is enough when it bears out what the wire has promised: two
+# measurements of different kinds that a hiccup would have to strike alike. Otherwise rounds go on
+# until every step of the one way is well below every step of the other, and after the last round
+# medians decide.
+
+MOST_ROUNDS = 5
+WORTH_KEEPING = 0.95
+"""Of a whole step; steps differ by themselves, and in doubt gradients stay plain."""
+_CLEARLY = 0.75
+_BORNE_OUT = (0.5, 1.5)
+"""So much of the promised time is saved. Less: backward hides it. More: something else was slow."""
+
+
+def pays(plain: Sequence[float], candidate: Sequence[float], promised_s: float) -> bool | None:
+    """Whether the candidate's steps are worth it; None: one more round will tell."""
+    plain_s, candidate_s = median(plain), median(candidate)
+    if len(plain) == 1:
+        least, most = (share * promised_s for share in _BORNE_OUT)
+        is_borne_out = least <= plain_s - candidate_s <= most
+        return True if is_borne_out and candidate_s < _CLEARLY * plain_s else None
+    if max(candidate) < _CLEARLY * min(plain):
+        return True
+    if max(plain) < _CLEARLY * min(candidate):
+        return False
+    if len(plain) < MOST_ROUNDS:
+        return None
+    return candidate_s < WORTH_KEEPING * plain_s
+
+
+# auto: plain gradients, unless a compressor has shown on this run's own steps that it pays.
+#
+# Two looks, the cheap one first. Before the run a sample is sent each way; where no candidate is
+# much faster on the wire, plain ddp stays as torch has it. Otherwise the best one is put on trial:
+# steps alternate between plain and it until `verdict` has seen enough, and from then on the faster
+# way is used. Only whole steps can tell: an exchange that hides behind backward costs nothing,
+# however long it takes.
 
 _SAMPLE_BYTES = 4 * 2**20
 _TRIES, _MORE_TRIES = 2, 3
@@ -236,3 +267,39 @@ class Trial:
             is_plain = state["choice"] == self._plain.name
             self._now = self._plain if is_plain else self._candidate
             self._is_settled = True
+
+
+# A DDP-wrapped model gets what `communication` asks for.
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What was put in, and why where that was for us to choose."""
+
+    compressor: Compressor | None = None
+    """None: torch's own all-reduce, with nothing in between."""
+    why_none: str = ""
+    """Why auto left it at that."""
+    note: str = ""
+
+
+def install_compression(
+    config: Communication, wrapped: DistributedDataParallel, device: torch.device
+) -> Installed:
+    """Register the hook, if one is asked for. A collective call with auto."""
+    if config.compression == "none":
+        return Installed()
+    group = wrapped.process_group
+    if config.compression != "auto":
+        compressor = compressor_for(config.compression, config, group)
+        install(compressor, wrapped)
+        return Installed(compressor)
+    size = sum(p.numel() * p.element_size() for p in wrapped.parameters() if p.requires_grad)
+    wire = measure_wire(config, size, group, device)
+    best = wire.best()
+    if best == "none":
+        return Installed(why_none=f"the gradients would take: {wire}")
+    candidate = begins_at_once(best, config, group)
+    trial = Trial(Plain(group), candidate, wire.saved_s(best), device)
+    install(trial, wrapped)
+    return Installed(trial, note=f"communication: {best} is on trial; on the wire: {wire}")

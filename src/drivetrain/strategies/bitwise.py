@@ -1,15 +1,10 @@
-"""bitwise: data parallelism whose weights do not depend on the number of ranks, to the last bit.
-
-Each micro-batch's gradient is kept apart and added in the order of a fixed tree over micro-batch
-indices (`tree_sum`). Ranks exchange the tree's pieces by all-to-all, each adds up its own slice of
-the flat gradient, and an all-gather brings the slices together: as many bytes as a ring all-reduce
-when the ranks divide the micro-batches evenly into powers of two, a few pieces more when not.
-"""
+"""bitwise: data parallelism whose weights do not depend on the number of ranks, to the last bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,11 +16,80 @@ from drivetrain.core.errors import Problem
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
-from drivetrain.strategies.bitwise.tree_sum import Span, TreeAccumulator, pieces_of, tree_sum
 from drivetrain.strategies.ddp import DDP
 from drivetrain.strategies.ddp.strategy import DDPStrategy
 from drivetrain.strategies.single import SingleModel
 from drivetrain.strategies.strategy import Profile
+
+# Adding n things up in one fixed order, whoever holds which of them.
+#
+# Floating-point addition is not associative, so a sum's bits depend on its order. Here the order is
+# a balanced binary tree over indices 0 … n - 1, and a holder of neighbouring indices can add up
+# whole subtrees alone: the pieces it ends with are nodes of the tree, wherever the cuts lie.
+
+Span = tuple[int, int]
+"""Half-open: (2, 4) covers indices 2 and 3."""
+
+
+class _Addable(Protocol):
+    def __add__(self, other: Self, /) -> Self: ...
+
+
+T = TypeVar("T", bound=_Addable)
+
+
+class TreeAccumulator(Generic[T]):
+    """Takes indices in ascending order; merges two neighbours once they are one node's halves."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[Span, T]] = []
+
+    def add(self, index: int, value: T) -> None:
+        """Add the leaf at `index`."""
+        span = (index, index + 1)
+        while self._pieces and _are_halves(self._pieces[-1][0], span):
+            left_span, left = self._pieces.pop()
+            value = left + value
+            span = (left_span[0], span[1])
+        self._pieces.append((span, value))
+
+    def take(self) -> list[tuple[Span, T]]:
+        """The pieces, in order; the accumulator is empty afterwards."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+
+def _are_halves(left: Span, right: Span) -> bool:
+    size = left[1] - left[0]
+    return size == right[1] - right[0] and left[1] == right[0] and left[0] % (2 * size) == 0
+
+
+def pieces_of(start: int, stop: int) -> list[Span]:
+    """The pieces a holder of start … stop - 1 ends with."""
+    spans: list[Span] = []
+    for index in range(start, stop):
+        span = (index, index + 1)
+        while spans and _are_halves(spans[-1], span):
+            span = (spans.pop()[0], span[1])
+        spans.append(span)
+    return spans
+
+
+def tree_sum(pieces: Mapping[Span, T], start: int, stop: int) -> T:
+    """The sum over start … stop - 1, in tree order, from pieces that are nodes of the tree."""
+    if (start, stop) in pieces:
+        return pieces[start, stop]
+    half = 1 << ((stop - start - 1).bit_length() - 1)
+    return tree_sum(pieces, start, start + half) + tree_sum(pieces, start + half, stop)
+
+
+# bitwise: data parallelism whose weights do not depend on the number of ranks, to the last bit.
+#
+# Each micro-batch's gradient is kept apart and added in the order of a fixed tree over micro-batch
+# indices (`tree_sum`). Ranks exchange the tree's pieces by all-to-all, each adds up its own slice
+# of the flat gradient, and an all-gather brings the slices together: as many bytes as a ring all-
+# reduce when the ranks divide the micro-batches evenly into powers of two, a few pieces more when
+# not.
 
 # torch 2.13 renamed it, and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

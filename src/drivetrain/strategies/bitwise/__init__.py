@@ -1,1 +1,0 @@
-"""The same bits at any number of ranks."""

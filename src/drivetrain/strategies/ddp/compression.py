@@ -1,0 +1,257 @@
+"""Compressors: what becomes of a bucket of gradients on its way between ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.config.schema import Communication
+from drivetrain.config.schema import PowerSGD as PowerSGDConfig
+from drivetrain.config.schema import TopK as TopKConfig
+
+# Compressor: what becomes of a bucket of gradients between backward and the optimizer.
+#
+# DDP hands over each bucket as it fills; the future it gets back must hold the mean over the ranks,
+# in the bucket's own memory. Buckets keep their index from step to step (`ddp._settle_buckets` has
+# put them in order before the first), so what is left over from one step can be kept under it.
+
+# No `from __future__ import annotations` here: DDP compares a hook's annotations as they are.
+
+
+Mean = torch.futures.Future[torch.Tensor]
+
+
+class Compressor(Protocol):
+    """One way to send a bucket."""
+
+    name: str
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        """Begin to average this bucket over the ranks."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step needs of the steps before; this rank's own."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+
+def take_to(device: torch.device, kept: dict[int, torch.Tensor], index: int) -> None:
+    """What was loaded is on the CPU until its bucket's turn comes."""
+    found = kept.get(index)
+    if found is not None and found.device != device:
+        kept[index] = found.to(device)
+
+
+def install(compressor: Compressor, wrapped: DistributedDataParallel) -> None:
+    """From now on, `wrapped` sends its buckets this way."""
+    wrapped.register_comm_hook(compressor, _hook)
+
+
+def _hook(compressor: Compressor, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return compressor.exchange(bucket)
+
+
+# Gradients in 16 bits, and as they are.
+
+
+class Plain:
+    """As they are."""
+
+    name = "none"
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        """One all-reduce."""
+        return allreduce_hook(self.group, bucket)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is kept."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing was kept."""
+
+
+class Float16(Plain):
+    """11 bits of mantissa; beyond 65,504 there is only infinity."""
+
+    name = "fp16"
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        """By torch."""
+        return fp16_compress_hook(self.group, bucket)
+
+
+class BFloat16(Plain):
+    """8 bits of mantissa, fp32's range. torch's own hook is for NCCL alone."""
+
+    name = "bf16"
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        """Divide, round, add up, widen."""
+        buffer = bucket.buffer()
+        small = (buffer / self.group.size()).to(torch.bfloat16)
+
+        def widen(sent: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            mean: torch.Tensor = buffer.copy_(sent.value()[0])
+            return mean
+
+        work = dist.all_reduce(small, group=self.group, async_op=True)
+        future: Mean = work.get_future().then(widen)
+        return future
+
+
+# top-k: a bucket's largest values travel with their places; what stays behind is sent later.
+#
+# Each rank adds what it kept back to its next gradient (error feedback), so that nothing is lost,
+# only late. Ranks choose different places, so this is an all-gather: it grows with their number.
+
+# torch 2.13 renamed it, and warns about the old name
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class TopK:
+    """The largest `ratio` of each bucket."""
+
+    name = "topk"
+
+    def __init__(self, config: TopKConfig, group: dist.ProcessGroup) -> None:
+        self._ratio = config.ratio
+        self._group = group
+        self._kept_back: dict[int, torch.Tensor] = {}
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        """Values and places in one message; their sum over ranks is in rank order everywhere."""
+        gradient = bucket.buffer()
+        values, places = self._take_largest(gradient, bucket.index())
+        message = torch.cat([values.float().view(torch.int32), places.to(torch.int32)])
+        num_ranks = self._group.size()
+        received = message.new_empty(num_ranks * len(message))
+
+        def add_up(_: torch.futures.Future[Any]) -> torch.Tensor:
+            gradient.zero_()
+            for numbers, at in received.view(num_ranks, 2, len(places)):
+                gradient.index_add_(0, at, numbers.view(torch.float32).to(gradient.dtype))
+            mean: torch.Tensor = gradient.div_(num_ranks)
+            return mean
+
+        work = _all_gather(received, message, group=self._group, async_op=True)
+        future: Mean = work.get_future().then(add_up)
+        return future
+
+    def _take_largest(
+        self, gradient: torch.Tensor, index: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is sent of the gradient and of what was kept back; the rest is kept now."""
+        take_to(gradient.device, self._kept_back, index)
+        kept = self._kept_back.get(index)
+        if kept is None or kept.shape != gradient.shape:  # none yet, or of another bucket size
+            kept = self._kept_back[index] = torch.zeros_like(gradient)
+        kept.add_(gradient)
+        count = max(1, round(self._ratio * gradient.numel()))
+        places = torch.topk(kept.abs(), count, sorted=False).indices
+        values = kept[places]
+        kept[places] = 0
+        return values, places
+
+    def state_dict(self) -> dict[str, Any]:
+        """By bucket: what was kept back."""
+        return {"kept_back": dict(self._kept_back)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The same."""
+        self._kept_back = dict(state["kept_back"])
+
+
+# PowerSGD, torch's own: a gradient matrix travels as two thin ones, the error is sent later.
+
+_BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
+
+
+class PowerSGD:
+    """torch's hook, with a state that can be saved without pickle."""
+
+    name = "powersgd"
+
+    def __init__(self, config: PowerSGDConfig, group: dist.ProcessGroup) -> None:
+        # numpy's, and only now
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
+
+        self._exchange = torchs.powerSGD_hook
+        self._state = torchs.PowerSGDState(
+            group,
+            matrix_approximation_rank=config.rank,
+            start_powerSGD_iter=config.start_step,
+            min_compression_rate=config.min_compression_rate,
+            orthogonalization_epsilon=1e-8,  # a column of zeros must not become one of NaNs
+        )
+
+    def exchange(self, bucket: GradBucket) -> Mean:
+        """torch's, once what was kept fits the bucket."""
+        index, device = bucket.index(), bucket.buffer().device
+        for name in _BY_BUCKET:
+            take_to(device, getattr(self._state, name), index)
+        error = self._state.error_dict.get(index)
+        if error is not None and error.shape != bucket.buffer().shape:
+            for name in _BY_BUCKET:  # restored from a run with other bucket sizes
+                getattr(self._state, name).pop(index, None)
+        return self._exchange(self._state, bucket)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Errors, the thin matrices each step starts from, the step, the random stream."""
+        stream: Any = self._state.rng.get_state()
+        name, keys, position, has_gauss, cached = stream
+        return {
+            **{kept: dict(getattr(self._state, kept)) for kept in _BY_BUCKET},
+            "iter": self._state.iter,
+            "rng": [name, torch.from_numpy(keys.copy()), position, has_gauss, cached],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The same."""
+        for kept in _BY_BUCKET:
+            setattr(self._state, kept, dict(state[kept]))
+        self._state.iter = state["iter"]
+        name, keys, position, has_gauss, cached = state["rng"]
+        self._state.rng.set_state((name, keys.numpy(), position, has_gauss, cached))
+
+
+# From the config's word for a compressor to the compressor, and what it sends.
+
+
+def compressor_for(name: str, config: Communication, group: dist.ProcessGroup) -> Compressor:
+    """By its name; `auto` is no compressor but a choice between some."""
+    if name == "topk":
+        return TopK(config.topk, group)
+    if name == "powersgd":
+        return PowerSGD(config.powersgd, group)
+    return {"none": Plain, "fp16": Float16, "bf16": BFloat16}[name](group)
+
+
+def ring_bytes(num_bytes: int, num_ranks: int) -> int:
+    """What a rank sends when so many bytes are summed in a ring: each part twice, its own once."""
+    return 2 * num_bytes * (num_ranks - 1) // num_ranks
+
+
+def sent_bytes(config: Communication, gradient_bytes: int, num_ranks: int) -> int:
+    """Per rank and step. PowerSGD's depends on the shapes; it and auto send this much at most."""
+    ring = ring_bytes(gradient_bytes, num_ranks)
+    if config.compression in ("fp16", "bf16"):
+        return ring // 2
+    if config.compression == "topk":  # a value and its place, to every other rank
+        return int(2 * config.topk.ratio * gradient_bytes) * (num_ranks - 1)
+    return ring
