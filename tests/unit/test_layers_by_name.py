@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/drivetrain"
 SEAMS = {
     # where plugins are registered: what is built in is named as a plugin from outside would be
-    "config/schema/record.py": "record",
+    "config/schema.py": "record",
     "core/traits.py": "strategies",
 }
 

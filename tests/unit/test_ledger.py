@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drivetrain.record.ledger import CLASSES, Ledger, make_ledger
 from drivetrain.record.reading import Event, PastAttempt
-from drivetrain.record.reading.steps import Table
+from drivetrain.record.reading.files import Table
 from drivetrain.record.step_file import COMPILES, FIELDS
 
 STEP_S = 1.0

@@ -27,7 +27,7 @@ from drivetrain.launch.targets.ray.failures import (
     in_words,
 )
 from drivetrain.launch.targets.ray.jobs import status_of
-from drivetrain.record.stop_request import StopRequest, ask_to_stop
+from drivetrain.record.requests import StopRequest, ask_to_stop
 from drivetrain.supervise.policy import Kind
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "ray"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.record import Recorder, RunDirectory
-from drivetrain.record.outbox import Outbox
 from drivetrain.record.progress import PlainLines, Snapshot, make_progress
+from drivetrain.record.recorder import Outbox
 from drivetrain.record.sinks import Outcome, Scalars, make_sink
 
 

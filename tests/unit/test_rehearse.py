@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from drivetrain.cli.rehearse import memory_size
+from drivetrain.cli.planning import memory_size
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import BatchPlan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drivetrain.cli.simulate import inputs_of
+from drivetrain.cli.planning import inputs_of
 from drivetrain.core.errors import ConfigError
 from drivetrain.plan.simulation.engine import simulate
 from drivetrain.plan.simulation.inputs import (

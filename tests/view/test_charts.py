@@ -6,9 +6,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from drivetrain.view.charts.curve import Curve, Line, curve
-from drivetrain.view.charts.heat import NUM_SHADES, heat, shades_for
-from drivetrain.view.charts.ledger import ledger_bar, ledger_over_time, ledger_table, timeline
+from drivetrain.view.charts import (
+    NUM_SHADES,
+    Curve,
+    Line,
+    curve,
+    heat,
+    ledger_bar,
+    ledger_over_time,
+    ledger_table,
+    shades_for,
+    timeline,
+)
 from drivetrain.view.run_view import RankGrid
 from drivetrain.view.series import make_series
 from tests.view.runs import HOSTILE, attempt, grid, ledger, run_view
@@ -142,7 +151,7 @@ def test_noise_of_a_per_cent_is_not_made_to_look_like_a_difference() -> None:
 
 @pytest.mark.parametrize("num_ranks", [4, 4096])
 def test_a_page_of_heat_stays_small(num_ranks: int) -> None:
-    from drivetrain.view.rank_grid import GridBuilder
+    from drivetrain.view.builders import GridBuilder
     from tests.view.tables import table
 
     builder = GridBuilder(range(num_ranks))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.reading.made_run import MadeRun, make_run
 from drivetrain.record.reading import open_run
-from drivetrain.record.reading.source import LocalSource
+from drivetrain.record.reading.files import LocalSource
 from drivetrain.record.step_file import FIELDS, header
 from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower

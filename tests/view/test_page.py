@@ -9,11 +9,10 @@ import pytest
 
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.view.compare import compare_runs
-from drivetrain.view.page.compare import compare_page
-from drivetrain.view.page.report import report_page
+from drivetrain.view.page.report import compare_page, report_page
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import make_series
-from drivetrain.view.verdict import verdict
+from drivetrain.view.summary import verdict
 from tests.view.runs import HOSTILE, attempt, ledger, run_view
 
 

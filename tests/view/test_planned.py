@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from drivetrain.view.figures import planned_and_measured
+from drivetrain.view.summary import planned_and_measured
 from tests.view.runs import run_view
 
 PLAN = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drivetrain.view.rank_grid import GridBuilder
+from drivetrain.view.builders import GridBuilder
 from tests.view.tables import table
 
 

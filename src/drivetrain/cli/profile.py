@@ -18,7 +18,7 @@ from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.diagnose.trace import Summary, summarize
 from drivetrain.launch.guardian import guard
-from drivetrain.record.profile_request import ProfileRequest
+from drivetrain.record.requests import ProfileRequest
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,15 @@
-"""`drivetrain verify resume` and `drivetrain verify parity`."""
+"""`drivetrain verify resume`, `drivetrain verify parity` and `drivetrain drill`."""
 
 from __future__ import annotations
 
 import json
+import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from drivetrain.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,7 +18,12 @@ if TYPE_CHECKING:
     from drivetrain.verify.parity.compare import Tolerance
 
 
-def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool) -> int:
+# `drivetrain verify resume` and `drivetrain verify parity`.
+
+
+def verify_resume(
+    words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool
+) -> int:
     """Certify, and say so; 1 when it does not hold."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.resume import TOLERANCE, certify_resume
@@ -41,7 +52,7 @@ def run(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_j
     return 0 if certificate.holds else 1
 
 
-def run_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
+def verify_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
     """Certify, and say so; 1 when a layout does not hold."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.parity.layouts import parse_layouts
@@ -117,3 +128,43 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
     if result.divergence is not None:
         return [*lines, f"  first parts at {result.divergence}"]
     return [*lines, "  no module or parameter was seen to part"]
+
+
+# `drivetrain drill`.
+
+
+def run_drill(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
+    """Each kind of fault once, on the user's own script."""
+    from drivetrain.cli.terminal import terminal
+    from drivetrain.verify.drills.drill import Setting, run_drill, run_reference, small_disk
+    from drivetrain.verify.drills.faults import (
+        ON_SMALL_DISK,
+        ONE_HOST_ALL,
+        Fault,
+        Faults,
+    )
+
+    unknown = [kind for kind in kinds if kind not in ONE_HOST_ALL]
+    if unknown:
+        known = ", ".join(ONE_HOST_ALL)
+        raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
+    console = terminal()
+    setting = Setting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
+    passed = True
+    with (
+        tempfile.TemporaryDirectory(prefix="drill-") as scratch,
+        small_disk(Path(scratch) / "disk")
+        if set(kinds) & set(ON_SMALL_DISK)
+        else nullcontext() as disk,
+    ):
+        setting = replace(setting, disk=disk)
+        console.print(f"{words[0]} on {ranks} ranks, without a fault …", markup=False)
+        reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
+        for kind in (each for each in ONE_HOST_ALL if each in kinds):
+            faults = Faults((Fault(kind, step, rank=ranks - 1),))
+            outcome = run_drill(setting, faults, reference, Path(scratch) / kind, timeout_s=3600)
+            passed &= outcome.passed
+            took = ", ".join(f"{value:.1f} s" for value in outcome.recovery_s) or "–"
+            verdict = "same weights, every sample once" if outcome.passed else outcome.problems[0]
+            console.print(f"{kind:16}  recovered in {took:8}  {verdict}", markup=False)
+    return 0 if passed else 1

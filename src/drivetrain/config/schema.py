@@ -276,11 +276,11 @@ class Precision(Section):
 SINKS = Plugins(
     "drivetrain.sinks",
     {
-        "tensorboard": "drivetrain.record.sinks.tensorboard:TensorBoardSink",
-        "jsonl": "drivetrain.record.sinks.jsonl:JsonlSink",
-        "mlflow": "drivetrain.record.sinks.mlflow:MLflowSink",
+        "tensorboard": "drivetrain.record.sinks.local:TensorBoardSink",
+        "jsonl": "drivetrain.record.sinks.local:JsonlSink",
+        "mlflow": "drivetrain.record.sinks.trackers:MLflowSink",
         "prometheus": "drivetrain.record.sinks.prometheus:PrometheusSink",
-        "wandb": "drivetrain.record.sinks.wandb:WandbSink",
+        "wandb": "drivetrain.record.sinks.trackers:WandbSink",
     },
 )
 """By name; other packages add theirs by an entry point. A sink's library may be heavy, so none is

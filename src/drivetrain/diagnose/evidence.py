@@ -17,8 +17,8 @@ from typing import Any
 
 from drivetrain.diagnose.collectives import Call, Calls, parse_calls
 from drivetrain.diagnose.stacks import Stacks, parse_stacks
-from drivetrain.record.numbers import rank_of
 from drivetrain.record.reading import PastAttempt, RunReading
+from drivetrain.record.run_directory import rank_of
 
 
 @dataclass(frozen=True)

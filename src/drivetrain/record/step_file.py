@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain.core.bounded import parse_json
-from drivetrain.record.numbers import LATEST_S
+from drivetrain.record.run_directory import LATEST_S
 
 if TYPE_CHECKING:
     import numpy as np

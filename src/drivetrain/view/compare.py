@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from drivetrain.view.figures import typical
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
 from drivetrain.view.scale import duration_text, number_text
 from drivetrain.view.series import Series, order_of, title_of
+from drivetrain.view.summary import typical
 
 
 @dataclass(frozen=True)

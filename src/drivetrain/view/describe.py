@@ -12,12 +12,11 @@ from drivetrain.config.keys import flatten
 from drivetrain.diagnose.finding import Finding
 from drivetrain.record.ledger import CLASSES, Ledger, make_ledger
 from drivetrain.record.reading import PastAttempt, RunReading, duration_s
-from drivetrain.record.reading.steps import Table
+from drivetrain.record.reading.files import Table
 from drivetrain.record.status import QUIET_S
-from drivetrain.view.figures import planned_and_measured
-from drivetrain.view.logbook import Logbook
-from drivetrain.view.rank_grid import GridBuilder
+from drivetrain.view.builders import GridBuilder, Logbook
 from drivetrain.view.run_view import AttemptView, LedgerView, RunView
+from drivetrain.view.summary import planned_and_measured
 
 _HIDDEN_FACTS = ("started_s", "launched_s", "command_s", "resumed_step")
 _BINS = 120

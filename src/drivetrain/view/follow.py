@@ -13,16 +13,14 @@ import numpy as np
 
 from drivetrain.record.ledger import Ledger, make_ledger
 from drivetrain.record.reading import EventFollower, RunReading, StepFollower, duration_s
-from drivetrain.record.reading.events import Event
-from drivetrain.record.reading.steps import Table
+from drivetrain.record.reading.files import Event, Table
+from drivetrain.view.builders import PARTS, Logbook
 from drivetrain.view.describe import (
     describe_attempts,
     ledger_view,
     state_of,
     total_steps_of,
 )
-from drivetrain.view.logbook import Logbook
-from drivetrain.view.rank_grid import PARTS
 from drivetrain.view.run_view import RankMeans, RunView
 
 RECENT_STEPS = 50

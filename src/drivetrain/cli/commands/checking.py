@@ -107,7 +107,53 @@ def drill(
     Each fault is a run of its own: it must finish without help, with the weights of the undisturbed
     run, every sample used once, the newest checkpoint intact and no process left behind.
     """
-    from drivetrain.cli.drill import run
+    from drivetrain.cli.verify import run_drill
 
     words = tuple(script or ("-m", "drivetrain.verify.drills.workload"))
-    raise typer.Exit(run(words, ranks, tuple(faults.split(",")), at_step))
+    raise typer.Exit(run_drill(words, ranks, tuple(faults.split(",")), at_step))
+
+
+# Certificates for one's own script.
+
+certificate_verbs = typer.Typer(help="Certificates for your own script.", no_args_is_help=True)
+
+
+@certificate_verbs.command()
+def resume(
+    script: Annotated[list[str], typer.Argument(help="Your script and its arguments.")],
+    steps: Annotated[int, typer.Option(help="Steps of the run; it is killed half-way.")] = 100,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
+    then: Annotated[
+        int | None,
+        typer.Option("--then-nproc", help="Processes after the kill; default: as before."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Certify that SCRIPT resumes exactly: N steps = N/2 + SIGKILL + N/2.
+
+    The script must take its config from load_config(), so that max_steps and
+    checkpoint.every_steps can be set.
+    """
+    from drivetrain.cli.verify import verify_resume
+
+    raise typer.Exit(verify_resume(tuple(script), steps, ranks, then or ranks, as_json=as_json))
+
+
+@certificate_verbs.command()
+def parity(
+    script: Annotated[list[str], typer.Argument(help="Your script and its arguments.")],
+    layouts: Annotated[
+        str,
+        typer.Option(help="Comma-separated name:ranks or key=value@ranks: ddp:2,fsdp:4,hsdp:2x2"),
+    ],
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Certify that SCRIPT trains the same under each layout as on one process.
+
+    Losses and gradient norms are compared step by step; where they diverge, the step and the module
+    or parameter are named. The script must take its config from load_config().
+    """
+    from drivetrain.cli.verify import verify_parity
+
+    raise typer.Exit(verify_parity(tuple(script), layouts, steps, as_json=as_json))

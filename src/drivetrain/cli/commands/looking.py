@@ -17,7 +17,7 @@ def status(
     run: RunAddress, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show a run's step, loss, throughput, goodput and cost, and where every second went."""
-    from drivetrain.cli import status as verbs
+    from drivetrain.cli import looking as verbs
 
     with reading(run):
         code = verbs.status(run, as_json=as_json)
@@ -32,7 +32,7 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the runs under DIR (default: runs), most recently active first."""
-    from drivetrain.cli import status as verbs
+    from drivetrain.cli import looking as verbs
 
     with reading(folder):
         code = verbs.runs(folder, as_json=as_json)
@@ -52,10 +52,10 @@ def watch(
     Works on runs that are training or over, here or on remote storage; each update reads only what
     is new.
     """
-    from drivetrain.cli import view
+    from drivetrain.cli import looking
 
     with reading(run):
-        code = view.watch(run, every_s, once=once)
+        code = looking.watch(run, every_s, once=once)
     raise typer.Exit(code)
 
 
@@ -68,10 +68,10 @@ def report(
 
     The page is self-contained: no network, no JavaScript.
     """
-    from drivetrain.cli import view
+    from drivetrain.cli import looking
 
     with reading(run):
-        code = view.report(run, output)
+        code = looking.report(run, output)
     raise typer.Exit(code)
 
 
@@ -85,10 +85,10 @@ def compare(
     ] = None,
 ) -> None:
     """Compare two runs side by side: settings that differ, and results."""
-    from drivetrain.cli import view
+    from drivetrain.cli import looking
 
     with reading(run, other):
-        code = view.compare(run, other, output)
+        code = looking.compare(run, other, output)
     raise typer.Exit(code)
 
 
@@ -102,10 +102,10 @@ def diagnose(
     Reads only the run's directory: the run may be over, training, or on another machine. Exit code
     1 on an error.
     """
-    from drivetrain.cli.diagnose import run
+    from drivetrain.cli.looking import run_diagnosis
 
     with reading(run_dir):
-        code = run(run_dir, as_json=as_json)
+        code = run_diagnosis(run_dir, as_json=as_json)
     raise typer.Exit(code)
 
 

@@ -61,7 +61,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
 
     The model is traced on fake tensors and never allocated. Exit code 1 when nothing fits.
     """
-    from drivetrain.cli.plan import Asked, run
+    from drivetrain.cli.planning import Asked, run_plan
 
     asked = Asked(
         model,
@@ -77,7 +77,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
         budget,
         top,
     )
-    raise typer.Exit(run(asked, as_json=as_json, picture=picture, output=output))
+    raise typer.Exit(run_plan(asked, as_json=as_json, picture=picture, output=output))
 
 
 @verbs.command()
@@ -93,9 +93,9 @@ def probe(
     Matrix products by precision and size, memory, collectives by size, storage; takes half a
     minute. With several ranks, all measure at once, as they will train.
     """
-    from drivetrain.cli.plan import probe as run
+    from drivetrain.cli.planning import run_probe
 
-    raise typer.Exit(run(ranks, nodes, output))
+    raise typer.Exit(run_probe(ranks, nodes, output))
 
 
 @verbs.command(
@@ -125,11 +125,11 @@ def rehearse(
     \b
       drivetrain rehearse train.py --world-size 4096 parallel.strategy=fsdp parallel.tp=8
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
-    from drivetrain.cli.rehearse import run
+    from drivetrain.cli.planning import run_rehearsal
 
     words = tuple(script)
     raise typer.Exit(
-        run(words, world_size, ranks, device_memory, devices_per_node, as_json=as_json)
+        run_rehearsal(words, world_size, ranks, device_memory, devices_per_node, as_json=as_json)
     )
 
 
@@ -186,8 +186,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's flags are its arguments
       drivetrain simulate --nodes 2048 --mtbf 237d --days 54 --spares 16 --price 2.5
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
     words = dict(locals())  # every flag, by its name
-    from drivetrain.cli import simulate as verb
+    from drivetrain.cli import planning as verb
 
     if published:
         raise typer.Exit(verb.run_published(published))
-    raise typer.Exit(verb.run(words, what_if, plot, as_json=as_json))
+    raise typer.Exit(verb.run_simulation(words, what_if, plot, as_json=as_json))

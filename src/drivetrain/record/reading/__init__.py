@@ -12,16 +12,17 @@ Nothing is kept: each call reads. What goes on being written is followed by `Eve
 `StepFollower`, which read a file's new end only.
 """
 
-from drivetrain.record.reading.attempts import PastAttempt
-from drivetrain.record.reading.events import Event, EventFollower, Series
-from drivetrain.record.reading.run import RunReading, open_run
-from drivetrain.record.reading.steps import (
+from drivetrain.record.reading.files import (
+    Event,
+    EventFollower,
+    Series,
     StepFollower,
     StepMatrix,
     duration_s,
     is_redone,
     own_s,
 )
+from drivetrain.record.reading.run import PastAttempt, RunReading, open_run
 
 __all__ = [
     "Event",

@@ -14,8 +14,8 @@ from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
 from drivetrain.parallel.world import LiveWorld
 from drivetrain.record.recorder import Recorder
+from drivetrain.record.requests import StopRequest
 from drivetrain.record.session import Phase
-from drivetrain.record.stop_request import StopRequest
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult
 from drivetrain.train.saving.config_record import ConfigRecord

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import profile, record_function, supported_activities
 
-from drivetrain.record.profile_request import ProfileRequest
+from drivetrain.record.requests import ProfileRequest
 from drivetrain.train.hooks import Hook
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Iterator
 
-from drivetrain.record.profile_request import VARIABLE as PROFILE_VARIABLE
+from drivetrain.record.requests import PROFILE_VARIABLE
 from drivetrain.train.hooks import Hook
 
 HOOKS_VARIABLE = "DRIVETRAIN_HOOKS"

@@ -1,32 +1,73 @@
-"""The report: a run as one page."""
+"""Pages: a run, or two side by side, as one file that loads nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from drivetrain._version import __version__
-from drivetrain.view.charts.curve import Curve, Line, curve
-from drivetrain.view.charts.heat import heat
-from drivetrain.view.charts.ledger import (
+from drivetrain.view.charts import (
+    Curve,
+    Line,
     css_of_kind,
+    curve,
+    heat,
     ledger_bar,
     ledger_over_time,
     ledger_table,
     timeline,
 )
-from drivetrain.view.figures import key_figures
-from drivetrain.view.page.template import render, style_sheet
-from drivetrain.view.palette import words
+from drivetrain.view.compare import Comparison
+from drivetrain.view.palette import COLOURS, SHADES, UNKNOWN, Colour, css_of, words
 from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
 from drivetrain.view.scale import duration_text, number_text
 from drivetrain.view.series import Series, is_about_the_machine, is_drawn, order_of, title_of
-from drivetrain.view.verdict import as_sentence, verdict
+from drivetrain.view.summary import as_sentence, key_figures, verdict
+
+# Templates: Jinja2 with everything escaped that does not say it is safe.
+
+
+def render(name: str, values: Mapping[str, Any]) -> str:
+    """A page; a name the template asks for and did not get is an error."""
+    environment = Environment(
+        loader=PackageLoader("drivetrain.view.page", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(values)
+
+
+def style_sheet() -> Markup:
+    """All of it, to stand inside the page."""
+    written = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    return Markup(written + _palette())  # noqa: S704 - both are ours, and css is not html
+
+
+def _palette() -> str:
+    colours = {**COLOURS, "unknown": UNKNOWN}
+    shades = {f"shade-{index}": shade for index, shade in enumerate(SHADES)}
+    by_variable: dict[str, Colour] = {name.replace("_", "-"): c for name, c in colours.items()}
+    by_variable |= shades
+    light = "".join(f"--{name}:{colour.light};" for name, colour in by_variable.items())
+    dark = "".join(f"--{name}:{colour.dark};" for name, colour in by_variable.items())
+    rules = [f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"]
+    classes = {css_of(name): name.replace("_", "-") for name in colours} | {s: s for s in shades}
+    rules += [
+        f".{css}{{fill:var(--{name});background:var(--{name})}}" for css, name in classes.items()
+    ]
+    return "\n".join(rules)
+
+
+# The report: a run as one page.
 
 _SHOWN_CHECKPOINTS = 12
 
@@ -145,3 +186,39 @@ def _when(run: RunView) -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.start_s))
     ended = time.strftime("%H:%M:%S", time.localtime(run.end_s))
     return f"{began} to {ended}" if run.state != "running" else f"since {began}"
+
+
+# Two runs as one page: curves over each other, tables side by side.
+
+
+def compare_page(comparison: Comparison, made_s: float) -> str:
+    """The whole page."""
+    sides = (comparison.here, comparison.there)
+    return render(
+        "compare.html.j2",
+        {
+            "comparison": comparison,
+            "names": comparison.names,
+            "style": style_sheet(),
+            "curves": _curves_of_both(comparison),
+            "bars": ["" if run.ledger is None else ledger_bar(run.ledger) for run in sides],
+            "version": __version__,
+            "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
+        },
+    )
+
+
+def _curves_of_both(comparison: Comparison) -> list[Drawing]:
+    sides = ((comparison.here, "line-1"), (comparison.there, "line-2"))
+    drawn = []
+    names = {*comparison.here.scalars, *comparison.there.scalars}
+    for name in sorted(filter(is_drawn, names), key=order_of):
+        lines = [Line(run.scalar(name), css) for run, css in sides]
+        shown = [line for line in lines if not line.series.is_empty]
+        note = "" if len(shown) == 2 else f"only in {_only(comparison, name)}"
+        drawn.append(Drawing(title_of(name), note, curve_of(shown)))
+    return drawn
+
+
+def _only(comparison: Comparison, name: str) -> str:
+    return comparison.names[comparison.here.scalar(name).is_empty]

@@ -1,27 +1,40 @@
-"""The screen: which panels there are, and how they share the room."""
+"""The terminal: panels that share a screen, the live view, and two runs as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.layout import Layout
+from rich.live import Live
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from drivetrain.core.text import readable_rate
-from drivetrain.view.figures import typical
+from drivetrain.view.compare import Comparison, Row
+from drivetrain.view.follow import RunFollower
 from drivetrain.view.run_view import RunView
 from drivetrain.view.scale import number_text
+from drivetrain.view.summary import typical
 from drivetrain.view.terminal.panels import (
     attempt_lines,
     curve_lines,
     event_lines,
     header_line,
     ledger_lines,
+    rank_lines,
+    slowest_sentence,
 )
-from drivetrain.view.terminal.rank_panel import rank_lines, slowest_sentence
+
+# The screen: which panels there are, and how they share the room.
 
 _RATES = ("throughput/tokens_per_sec", "throughput/samples_per_sec")
 Draw = Callable[[int, int], Sequence[Text]]
@@ -107,3 +120,123 @@ def _rank_lines(run: RunView, width: int, height: int) -> list[Text]:
     if run.recent is None:
         return [Text("no steps yet", style="dim")]
     return rank_lines(run.recent, width, height)
+
+
+# The live view: look, draw, wait for a key.
+
+
+@contextmanager
+def single_keys() -> Iterator[None]:
+    """The terminal hands over each key as it is pressed, and shows none; put back at the end."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def keys_within(seconds: float) -> str:
+    """What was pressed within that time, several keys if they came at once; empty for nothing."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return ""
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    # not through sys.stdin, which reads ahead what select() then knows nothing of
+    return os.read(sys.stdin.fileno(), 1024).decode(errors="replace") if ready else ""
+
+
+_NOTICED_S = 0.2
+"""How soon a terminal of another size is drawn anew."""
+
+
+def watch_once(follower: RunFollower, console: Console) -> None:
+    """One frame, as large as the terminal, or as a common one where there is none."""
+    width, height = console.size
+    frame = screen(follower.look(time.time()), width, height, foot="")
+    console.print(frame, height=height)
+
+
+def watch_live(follower: RunFollower, console: Console, every_s: float) -> None:
+    """Until q, Ctrl-C or SIGTERM. A frame that took long to read is not followed by the next."""
+    with _ended_in_order(), single_keys(), _screen_of(console) as live:
+        while True:
+            began_s = time.monotonic()
+            run = follower.look(time.time())
+            foot = f"q quits · every {every_s:g} s · {time.strftime('%H:%M:%S')}"
+            _draw(live, run, foot)
+            took_s = time.monotonic() - began_s
+            if _quits_within(max(every_s - took_s, took_s), live, lambda: _draw(live, run, foot)):  # noqa: B023 - called before the next look
+                return
+
+
+def _screen_of(console: Console) -> Live:
+    return Live(console=console, screen=True, auto_refresh=False)
+
+
+def _draw(live: Live, run: RunView, foot: str) -> None:
+    width, height = live.console.size
+    live.update(screen(run, width, height, foot), refresh=True)
+
+
+def _quits_within(seconds: float, live: Live, redraw: Callable[[], None]) -> bool:
+    """Whether q was pressed; any other key ends the wait. Drawn again when the size has changed."""
+    until_s, size = time.monotonic() + seconds, live.console.size
+    while (left_s := until_s - time.monotonic()) > 0:
+        pressed = keys_within(min(left_s, _NOTICED_S))
+        if pressed:
+            return "q" in pressed.lower()
+        if live.console.size != size:
+            size = live.console.size
+            redraw()
+    return False
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM leaves by the way that gives the terminal back."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# Two runs as tables in a terminal.
+
+
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """What came of it first, what was asked differently after it."""
+    for title, rows, nothing in (
+        ("what came of it", comparison.outcome, ""),
+        ("last values", comparison.metrics, "neither has recorded a scalar"),
+        ("where the time went", comparison.ledger, "one of them has no ledger yet"),
+        ("config that differs", comparison.config, "none: every key is the same"),
+        (
+            "where it ran, if that differs",
+            comparison.facts,
+            "host, versions and layout are the same",
+        ),
+    ):
+        console.print(f"\n{title}", style="bold")
+        if rows:
+            console.print(_table(rows, comparison.names))
+        else:
+            console.print(f"  {nothing}", style="dim")
+
+
+def _table(rows: Sequence[Row], names: tuple[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", overflow="fold", min_width=22)
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("change", justify="right")
+    for row in rows:
+        table.add_row(f"  {row.name}", row.here, row.there, row.change)
+    return table

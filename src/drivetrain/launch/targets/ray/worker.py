@@ -20,8 +20,8 @@ from typing import Any
 
 from drivetrain.launch import ownership
 from drivetrain.launch.targets.ray.failures import ScriptFailed
+from drivetrain.record.requests import ask_to_stop
 from drivetrain.record.session import RUN_DIR, SESSION, TRAINS, read_progress
-from drivetrain.record.stop_request import ask_to_stop
 from drivetrain.supervise.policy import PREEMPTED_CODE
 from drivetrain.supervise.processes.worker import run_words
 

@@ -1,4 +1,4 @@
-"""`drivetrain status` and `drivetrain runs`."""
+"""`drivetrain status`, `runs`, `report`, `watch`, `compare` and `diagnose`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from drivetrain.cli.reading import reading
+from drivetrain.cli.say import say
 from drivetrain.cli.terminal import terminal
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
-from drivetrain.core.text import readable_duration, readable_rate
-from drivetrain.record.ledger import CLASSES, Ledger
-from drivetrain.record.ledger.values import COLOURS, LABELS
+from drivetrain.core.files import write_whole
+from drivetrain.core.text import readable_bytes, readable_duration, readable_rate
+from drivetrain.diagnose.finding import Finding, Severity
+from drivetrain.diagnose.run import diagnose
+from drivetrain.record.ledger import CLASSES, COLOURS, LABELS, Ledger
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import Status, status_of
+
+# `drivetrain status` and `drivetrain runs`.
 
 _STATE_COLOURS = {
     "running": "bold cyan",
@@ -203,3 +210,96 @@ def as_document(found: Status) -> dict[str, Any]:
 def print_json(document: Any) -> None:
     """Plain, so that a pipe gets what a program expects."""
     terminal(soft_wrap=True).print(json.dumps(document, indent=2), markup=False, highlight=False)
+
+
+# `drivetrain report`, `watch` and `compare`.
+
+
+def report(address: str, output: str) -> int:
+    """Write the page."""
+    from drivetrain.diagnose.run import diagnose
+    from drivetrain.view.describe import view_whole
+    from drivetrain.view.page.report import report_page
+
+    run = view_whole(open_run(address), time.time(), diagnose(address))
+    _write_page(output, report_page(run, time.time()))
+    return 0
+
+
+def compare(here: str, there: str, output: str | None) -> int:
+    """Show both; write a page too, if asked."""
+    from drivetrain.view.compare import compare_runs
+    from drivetrain.view.describe import view_whole
+    from drivetrain.view.terminal.screen import show_comparison
+
+    runs = [view_whole(open_run(address), time.time()) for address in (here, there)]
+    found = compare_runs(runs[0], runs[1])
+    show_comparison(found, terminal(markup=False))
+    if output is not None:
+        from drivetrain.view.page.report import compare_page
+
+        _write_page(output, compare_page(found, time.time()))
+    return 0
+
+
+def watch(address: str, every_s: float, *, once: bool) -> int:
+    """Until q; one frame when asked, or when nobody sees a screen."""
+    from drivetrain.view.follow import RunFollower
+    from drivetrain.view.terminal.screen import watch_live, watch_once
+
+    follower = RunFollower(open_run(address))
+    console = terminal()
+    if once or not console.is_terminal:
+        watch_once(follower, console)
+    else:
+        try:
+            watch_live(follower, console, every_s)
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _write_page(output: str, page: str) -> None:
+    try:
+        write_whole(Path(output), page)
+    except OSError as error:
+        rule, remedy = error.strerror or str(error), "give a file in a folder you may write to"
+        raise ConfigError([Problem("--output", rule, remedy, output)]) from error
+    console = terminal(markup=False, soft_wrap=True)
+    console.print(f"{output}: {readable_bytes(len(page.encode()))}")
+
+
+# `drivetrain diagnose`.
+
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold blue"}
+
+
+def run_diagnosis(address: str, *, as_json: bool) -> int:
+    """Print the findings; 1 when one of them is an error."""
+    findings = diagnose(address)
+    if as_json:
+        say(json.dumps([finding.as_json() for finding in findings], indent=2))
+    else:
+        _show(findings, terminal(soft_wrap=False))
+    return int(any(finding.severity is Severity.ERROR for finding in findings))
+
+
+def _show(findings: list[Finding], console: Console) -> None:
+    if not findings:
+        console.print("nothing found: no failure, and nothing that costs time")
+    for number, finding in enumerate(findings):
+        if number:
+            console.print()
+        head = Text(finding.severity.value, style=_COLOURS[finding.severity])
+        head.append(f"  {finding.kind.value.replace('_', ' ')}", style="bold")
+        if finding.attempt is not None:
+            head.append(f"  (attempt {finding.attempt})", style="dim")
+        console.print(head)
+        _print(console, Text(finding.what), 2)
+        _print(console, Text(f"→ {finding.remedy}", style="green"), 2)
+        for line in finding.evidence:
+            _print(console, Text(f"· {line}", style="dim"), 4)
+
+
+def _print(console: Console, text: Text, indent: int) -> None:
+    console.print(Padding(text, (0, 0, 0, indent), expand=False))
