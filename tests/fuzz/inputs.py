@@ -33,7 +33,7 @@ from drivetrain.supervise.rendezvous.folder import nodes_from_json
 from drivetrain.view.compare import compare_runs
 from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower
-from drivetrain.view.page.report import compare_page, report_page
+from drivetrain.view.page import compare_page, report_page
 from drivetrain.view.terminal.screen import show_comparison, watch_once
 from tests.fuzz.watch import harmless
 from tests.security.damage import READ, small_run

@@ -9,7 +9,7 @@ import pytest
 from drivetrain.config import load_config
 from drivetrain.core.errors import ConfigError
 from drivetrain.record import RunDirectory
-from drivetrain.record.sinks.prometheus import PrometheusSink
+from drivetrain.record.sinks import PrometheusSink
 
 SMALL = {"global_batch_size": 8, "max_steps": 1}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drivetrain.record.sinks.prometheus import metric_name
+from drivetrain.record.sinks import metric_name
 from drivetrain.record.step_file import SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

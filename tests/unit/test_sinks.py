@@ -15,8 +15,7 @@ import pytest
 
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.record import RunDirectory
-from drivetrain.record.sinks import make_sink
-from drivetrain.record.sinks.prometheus import PrometheusSink, metric_name
+from drivetrain.record.sinks import PrometheusSink, make_sink, metric_name
 from drivetrain.record.system import Gpus, Node, SystemWatch
 
 RUN_YAML = """

@@ -9,8 +9,7 @@ import pytest
 
 from drivetrain.record.session import Phase, Progress, ProgressPage, page_path, read_progress
 from drivetrain.supervise.machine import Action, Machine, State
-from drivetrain.supervise.policy import Budgets, Decision, End, Kind, decide
-from drivetrain.supervise.settings import Settings
+from drivetrain.supervise.policy import Budgets, Decision, End, Kind, Settings, decide
 from drivetrain.supervise.stall import Patience, StallWatch
 
 FAILED = End(Kind.FAILED, 7)

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from drivetrain.view.compare import change_text, compare_runs
-from drivetrain.view.page.report import compare_page
+from drivetrain.view.page import compare_page
 from drivetrain.view.series import make_series
 from drivetrain.view.terminal.screen import show_comparison
 from tests.view.runs import ledger, run_view

@@ -15,7 +15,7 @@ from drivetrain.record.reading.files import LocalSource
 from drivetrain.record.step_file import FIELDS, header
 from drivetrain.view.describe import view_whole
 from drivetrain.view.follow import RunFollower
-from drivetrain.view.page.report import report_page
+from drivetrain.view.page import report_page
 
 MADE = MadeRun(num_ranks=4, num_steps=400, save_steps=50, slow_rank=2)
 

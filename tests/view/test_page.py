@@ -9,7 +9,7 @@ import pytest
 
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.view.compare import compare_runs
-from drivetrain.view.page.report import compare_page, report_page
+from drivetrain.view.page import compare_page, report_page
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import make_series
 from drivetrain.view.summary import verdict

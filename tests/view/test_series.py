@@ -5,16 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.view.scale import (
+from drivetrain.view.series import (
     Scale,
     duration_text,
     duration_ticks,
+    make_series,
     number_text,
+    smoothed,
     step_ticks,
+    thinned,
     ticks,
     value_scale,
 )
-from drivetrain.view.series import make_series, smoothed, thinned
 
 
 def test_a_step_done_twice_counts_once_with_its_last_value() -> None:

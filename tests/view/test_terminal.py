@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from drivetrain.view.run_view import RunView
-from drivetrain.view.scale import Scale
-from drivetrain.view.series import make_series
+from drivetrain.view.series import Scale, make_series
 from drivetrain.view.terminal.panels import braille, rank_lines, slowest_sentence
 from drivetrain.view.terminal.screen import screen
 from tests.view.runs import means, run_view

@@ -219,7 +219,7 @@ def report(address: str, output: str) -> int:
     """Write the page."""
     from drivetrain.diagnose.run import diagnose
     from drivetrain.view.describe import view_whole
-    from drivetrain.view.page.report import report_page
+    from drivetrain.view.page import report_page
 
     run = view_whole(open_run(address), time.time(), diagnose(address))
     _write_page(output, report_page(run, time.time()))
@@ -236,7 +236,7 @@ def compare(here: str, there: str, output: str | None) -> int:
     found = compare_runs(runs[0], runs[1])
     show_comparison(found, terminal(markup=False))
     if output is not None:
-        from drivetrain.view.page.report import compare_page
+        from drivetrain.view.page import compare_page
 
         _write_page(output, compare_page(found, time.time()))
     return 0

@@ -133,7 +133,7 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
 # `drivetrain drill`.
 
 
-def run_drill(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
+def drill_script(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
     """Each kind of fault once, on the user's own script."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.drills.drill import Setting, run_drill, run_reference, small_disk

@@ -276,11 +276,11 @@ class Precision(Section):
 SINKS = Plugins(
     "drivetrain.sinks",
     {
-        "tensorboard": "drivetrain.record.sinks.local:TensorBoardSink",
-        "jsonl": "drivetrain.record.sinks.local:JsonlSink",
-        "mlflow": "drivetrain.record.sinks.trackers:MLflowSink",
-        "prometheus": "drivetrain.record.sinks.prometheus:PrometheusSink",
-        "wandb": "drivetrain.record.sinks.trackers:WandbSink",
+        "tensorboard": "drivetrain.record.sinks:TensorBoardSink",
+        "jsonl": "drivetrain.record.sinks:JsonlSink",
+        "mlflow": "drivetrain.record.sinks:MLflowSink",
+        "prometheus": "drivetrain.record.sinks:PrometheusSink",
+        "wandb": "drivetrain.record.sinks:WandbSink",
     },
 )
 """By name; other packages add theirs by an entry point. A sink's library may be heavy, so none is

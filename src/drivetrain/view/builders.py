@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from drivetrain.record.reading import Event
 from drivetrain.view.run_view import CheckpointView, EventView, RankGrid, Table
-from drivetrain.view.scale import duration_text, number_text
-from drivetrain.view.series import Series, make_series
+from drivetrain.view.series import Series, duration_text, make_series, number_text
 
 # Logbook: what rank 0 wrote down, taken in piece by piece while the run goes on.
 

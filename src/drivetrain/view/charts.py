@@ -10,17 +10,19 @@ from markupsafe import Markup
 
 from drivetrain.view.palette import css_of, words
 from drivetrain.view.run_view import AttemptView, LedgerView, RankGrid, RunView, Table
-from drivetrain.view.scale import (
+from drivetrain.view.series import (
     Scale,
+    Series,
     duration_text,
     duration_ticks,
     from_zero,
     number_text,
+    smoothed,
     step_ticks,
+    thinned,
     ticks,
     value_scale,
 )
-from drivetrain.view.series import Series, smoothed, thinned
 
 # The frame around a plot: axes whose words keep their size while the drawing stretches.
 #

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
-from drivetrain.view.scale import duration_text, number_text
-from drivetrain.view.series import Series, order_of, title_of
+from drivetrain.view.series import Series, duration_text, number_text, order_of, title_of
 from drivetrain.view.summary import typical
 
 

@@ -1,17 +1,19 @@
-"""Series: one scalar over steps, and how it is thinned out without losing what an eye would see.
-
-A curve of a million points on six hundred columns of pixels shows, in each column, where the line
-enters, how low and how high it goes and where it leaves. Those four points per column draw the same
-pixels as all of them (M4, Jugel et al., VLDB 2014); an average would hide the spikes.
-"""
+"""Series and Scale: a scalar over steps as an eye would see it, and where it is drawn."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Series: one scalar over steps, and how it is thinned out without losing what an eye would see.
+#
+# A curve of a million points on six hundred columns of pixels shows, in each column, where the line
+# enters, how low and how high it goes and where it leaves. Those four points per column draw the
+# same pixels as all of them (M4, Jugel et al., VLDB 2014); an average would hide the spikes.
 
 Floats = NDArray[np.float64]
 
@@ -126,3 +128,131 @@ def order_of(name: str) -> tuple[int, str]:
     """Loss and validation first, then throughput, how it was trained, the machine, the rest."""
     rank = next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
     return rank, name
+
+
+# Scale: from values to a place between 0 and 1, with ticks a person would choose.
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
+_DURATIONS_S = (
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
+    *(m * _MINUTE_S for m in (1, 2, 5, 10, 20, 30)),
+    *(h * _HOUR_S for h in (1, 2, 4, 6, 12)),
+    *(d * _DAY_S for d in (1, 2, 5, 10, 20, 50, 100)),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a value stands between two ends."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def at(self, values: Floats) -> Floats:
+        """0 at the low end, 1 at the high one; what lies outside is outside."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high = math.log10(low), math.log10(high)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = np.log10(values)
+        return (values - low) / ((high - low) or 1.0)
+
+    def place(self, value: float) -> float:
+        """The same for one value."""
+        return float(self.at(np.array([value]))[0])
+
+
+def value_scale(values: Floats) -> Scale:
+    """For a curve: a little air around it; by powers of ten when it spans more than fifty-fold."""
+    drawn = values[np.isfinite(values)]
+    if drawn.size == 0:
+        return Scale(0.0, 1.0)
+    low, high = float(drawn.min()), float(drawn.max())
+    if low > 0 and high / low > 50:
+        air = (high / low) ** 0.04
+        return Scale(low / air, high * air, is_log=True)
+    air = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    return Scale(min(low, 0.0) if low >= 0 and low < air else low - air, high + air)
+
+
+def from_zero(values: Floats) -> Scale:
+    """For rates and seconds: their size is their distance from nothing."""
+    drawn = values[np.isfinite(values)]
+    return Scale(0.0, (float(drawn.max()) if drawn.size else 0.0) * 1.08 or 1.0)
+
+
+def ticks(scale: Scale, count: int) -> list[float]:
+    """Round values inside the scale, about `count` of them."""
+    if scale.is_log:
+        return _log_ticks(scale, count)
+    step = _round_step((scale.high - scale.low) / max(1, count))
+    first = math.ceil(scale.low / step - 1e-9)
+    last = math.floor(scale.high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def step_ticks(scale: Scale, count: int) -> list[float]:
+    """Whole numbers only: there is no half step."""
+    return [tick for tick in ticks(scale, count) if tick == round(tick)]
+
+
+def duration_ticks(scale: Scale, count: int) -> list[float]:
+    """Seconds, minutes, hours or days, whatever is round."""
+    wanted = (scale.high - scale.low) / max(1, count)
+    step = next((each for each in _DURATIONS_S if each >= wanted), _DURATIONS_S[-1])
+    last = math.floor(scale.high / step + 1e-9)
+    return [index * step for index in range(math.ceil(scale.low / step - 1e-9), last + 1)]
+
+
+def number_text(value: float) -> str:
+    """0.00025 → '2.5e-4', 12000 → '12k', 0.5 → '0.5'."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    size = abs(value)
+    if size < 1e-3:
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            scaled = value / (1e3 if suffix == "k" else limit)
+            return f"{scaled:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def duration_text(seconds: float) -> str:
+    """In the one or two units that matter: '42 ms', '3.5 s', '3 min 20 s', '2 h 5 min'."""
+    if seconds < 0.9995:
+        return "0 s" if seconds <= 0 else f"{seconds * 1e3:.3g} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    whole = round(seconds)
+    for (size, unit), (part, part_unit) in _UNITS:
+        if whole >= size:
+            rest = (whole % size) // part if part else 0
+            return f"{whole // size} {unit}" + (f" {rest} {part_unit}" if rest else "")
+    raise AssertionError("unreachable")
+
+
+_UNITS = (
+    ((86400, "d"), (3600, "h")),
+    ((3600, "h"), (60, "min")),
+    ((60, "min"), (1, "s")),
+    ((1, "s"), (0, "")),
+)
+
+
+def _round_step(wanted: float) -> float:
+    power = 10.0 ** math.floor(math.log10(wanted))
+    # rather a few more than so few that the eye has nothing to hold on to
+    return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= wanted * 0.75)
+
+
+def _log_ticks(scale: Scale, count: int) -> list[float]:
+    decades = range(math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high)) + 1)
+    for multiples in ((1, 2, 5), (1, 3), (1,)):
+        found = [m * 10.0**d for d in decades for m in multiples]
+        inside = [each for each in found if scale.low <= each <= scale.high]
+        if len(inside) <= count + 1:
+            return inside
+    return inside[:: math.ceil(len(inside) / (count + 1))]

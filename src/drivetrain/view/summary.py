@@ -11,7 +11,7 @@ from typing import Any
 from drivetrain.core.text import readable_rate
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
-from drivetrain.view.scale import duration_text, number_text
+from drivetrain.view.series import duration_text, number_text
 
 # The figures at the top: the few numbers somebody asks for first.
 

@@ -1,1 +1,29 @@
 """What can be typed: names, options and help. The verbs themselves are imported when called."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+# Arguments and options that several verbs take.
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Directory of the run.")]
+
+RunAddress = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's directory, or its address (s3://…).")
+]
+
+Address = Annotated[
+    str, typer.Argument(help="A run's directory, a folder of checkpoints, or an address (s3://…).")
+]
+
+OneCheckpoint = Annotated[
+    str, typer.Argument(help="A checkpoint; for a run or a folder, its newest good one.")
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Act although other users could have written its job.json.")
+]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands.options import AsJson
+from drivetrain.cli.commands import AsJson
 
 verbs = typer.Typer()
 
@@ -107,10 +107,10 @@ def drill(
     Each fault is a run of its own: it must finish without help, with the weights of the undisturbed
     run, every sample used once, the newest checkpoint intact and no process left behind.
     """
-    from drivetrain.cli.verify import run_drill
+    from drivetrain.cli.verify import drill_script
 
     words = tuple(script or ("-m", "drivetrain.verify.drills.workload"))
-    raise typer.Exit(run_drill(words, ranks, tuple(faults.split(",")), at_step))
+    raise typer.Exit(drill_script(words, ranks, tuple(faults.split(",")), at_step))
 
 
 # Certificates for one's own script.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands.options import Address, AsJson, OneCheckpoint
+from drivetrain.cli.commands import Address, AsJson, OneCheckpoint
 from drivetrain.cli.reading import reading
 
 verbs = typer.Typer(help="List, verify, export and compare checkpoints.", no_args_is_help=True)

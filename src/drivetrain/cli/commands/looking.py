@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands.options import AsJson, RunAddress
+from drivetrain.cli.commands import AsJson, RunAddress
 from drivetrain.cli.reading import reading
 
 verbs = typer.Typer()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands.options import AsJson
+from drivetrain.cli.commands import AsJson
 
 verbs = typer.Typer()
 

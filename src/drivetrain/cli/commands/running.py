@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands.options import Run, Trust
+from drivetrain.cli.commands import Run, Trust
 from drivetrain.cli.reading import reading
 
 verbs = typer.Typer()

@@ -26,9 +26,8 @@ from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.blocks import recompute_blocks, repeated_blocks
 from drivetrain.parallel.model import COMPUTE_DTYPES
 from drivetrain.plan.profile.fake_tensor_patches import fake_tensor_patches
-from drivetrain.plan.profile.model import ModelProfile, Size, Way
+from drivetrain.plan.profile.model import ModelProfile, Shape, Size, Way, shape_of, shorten
 from drivetrain.plan.profile.samples import Sample, profile_from
-from drivetrain.plan.profile.shape import Shape, shape_of, shorten
 from drivetrain.plan.profile.sources import Subject
 from drivetrain.plan.profile.trace import LiveBytes, following_parts
 

@@ -16,11 +16,11 @@ from drivetrain.plan.profile.model import (
     PartProfile,
     PartSizes,
     PartWork,
+    Shape,
     Size,
     Way,
     fit,
 )
-from drivetrain.plan.profile.shape import Shape
 from drivetrain.plan.profile.trace import Span, StepTrace
 
 _SIZES = ("parameters", "trained", "optimizer", "buffers", "num_parameters", "num_weights")

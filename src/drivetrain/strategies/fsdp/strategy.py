@@ -33,7 +33,7 @@ from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.strategies.fsdp.cost import COST
-from drivetrain.strategies.fsdp.waits import watch
+from drivetrain.strategies.fsdp.internals import watch
 from drivetrain.strategies.single import SingleModel
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 

@@ -1,1 +1,233 @@
 """Pages: one file, nothing loaded from anywhere, light and dark, narrow and wide."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from drivetrain._version import __version__
+from drivetrain.view.charts import (
+    Curve,
+    Line,
+    css_of_kind,
+    curve,
+    heat,
+    ledger_bar,
+    ledger_over_time,
+    ledger_table,
+    timeline,
+)
+from drivetrain.view.compare import Comparison
+from drivetrain.view.palette import COLOURS, SHADES, UNKNOWN, Colour, css_of, words
+from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
+from drivetrain.view.series import (
+    Series,
+    duration_text,
+    is_about_the_machine,
+    is_drawn,
+    number_text,
+    order_of,
+    title_of,
+)
+from drivetrain.view.summary import as_sentence, key_figures, verdict
+
+# Pages: a run, or two side by side, as one file that loads nothing.
+
+# Templates: Jinja2 with everything escaped that does not say it is safe.
+
+
+def render(name: str, values: Mapping[str, Any]) -> str:
+    """A page; a name the template asks for and did not get is an error."""
+    environment = Environment(
+        loader=PackageLoader("drivetrain.view.page", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(values)
+
+
+def style_sheet() -> Markup:
+    """All of it, to stand inside the page."""
+    written = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    return Markup(written + _palette())  # noqa: S704 - both are ours, and css is not html
+
+
+def _palette() -> str:
+    colours = {**COLOURS, "unknown": UNKNOWN}
+    shades = {f"shade-{index}": shade for index, shade in enumerate(SHADES)}
+    by_variable: dict[str, Colour] = {name.replace("_", "-"): c for name, c in colours.items()}
+    by_variable |= shades
+    light = "".join(f"--{name}:{colour.light};" for name, colour in by_variable.items())
+    dark = "".join(f"--{name}:{colour.dark};" for name, colour in by_variable.items())
+    rules = [f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"]
+    classes = {css_of(name): name.replace("_", "-") for name in colours} | {s: s for s in shades}
+    rules += [
+        f".{css}{{fill:var(--{name});background:var(--{name})}}" for css, name in classes.items()
+    ]
+    return "\n".join(rules)
+
+
+# The report: a run as one page.
+
+_SHOWN_CHECKPOINTS = 12
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart under its title."""
+
+    title: str
+    note: str
+    drawing: Markup
+
+
+def report_page(run: RunView, made_s: float) -> str:
+    """The whole page."""
+    return render(
+        "report.html.j2",
+        {
+            "run": run,
+            "style": style_sheet(),
+            "verdict": verdict(run),
+            "when": _when(run),
+            "figures": key_figures(run),
+            "curves": _curves(run, of_machine=False),
+            "machine_curves": _curves(run, of_machine=True),
+            "num_restarts": len(run.attempts) - 1,
+            "ledger": _ledger(run),
+            "heats": _heats(run.ranks),
+            "heat_note": "" if run.ranks is None else _heat_note(run.ranks),
+            "timeline": timeline(run) if run.attempts else "",
+            "checkpoint_sentence": _checkpoint_sentence(run.checkpoints),
+            "shown_checkpoints": list(run.checkpoints)[-_SHOWN_CHECKPOINTS:][::-1],
+            "chosen": [(k, v, s) for k, (v, s) in run.config.items() if s != "default"],
+            "defaults": [(k, v) for k, (v, s) in run.config.items() if s == "default"],
+            "css_of_kind": css_of_kind,
+            "duration": duration_text,
+            "number": number_text,
+            "sentence": as_sentence,
+            "version": __version__,
+            "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
+        },
+    )
+
+
+def curve_of(lines: Sequence[Line], marks: Sequence[tuple[float, str]] = ()) -> Markup:
+    """The chart that suits a scalar of that name."""
+    name = lines[0].series.name
+    is_rate = name.startswith(("throughput/", "system/", "train/learning_rate"))
+    is_noisy = name.startswith("throughput/") or name in ("train/loss", "train/grad_norm")
+    return curve(Curve(title_of(name), lines, is_rate, is_noisy, marks))
+
+
+def _curves(run: RunView, *, of_machine: bool) -> list[Drawing]:
+    marks = [
+        (float(attempt.first_step), f"attempt {attempt.number} begins")
+        for attempt in run.attempts[1:]
+    ]
+    return [
+        Drawing(title_of(name), _last_of(series), curve_of([Line(series)], marks))
+        for name, series in sorted(run.scalars.items(), key=lambda item: order_of(item[0]))
+        if is_drawn(name) and is_about_the_machine(name) == of_machine and not series.is_empty
+    ]
+
+
+def _last_of(series: Series) -> str:
+    broken = series.broken_steps.size
+    said = f"{number_text(series.last)} at step {series.steps[-1]:,.0f}"
+    return f"{said}; {broken:,} not finite" if broken else said
+
+
+def _ledger(run: RunView) -> dict[str, Any] | None:
+    if run.ledger is None or not run.ledger.wall_s:
+        return None
+    return {
+        "bar": ledger_bar(run.ledger),
+        "table": ledger_table(run.ledger),
+        "over_time": ledger_over_time(run.ledger),
+    }
+
+
+def _heats(grid: RankGrid | None) -> list[Drawing]:
+    if grid is None:
+        return []
+    drawn = []
+    for part, seconds in grid.seconds.items():
+        known = seconds[np.isfinite(seconds)]
+        if known.size:
+            note = f"median {duration_text(float(np.median(known)))} a step"
+            drawn.append(Drawing(words(part).capitalize(), note, heat(grid, part)))
+    return drawn
+
+
+def _heat_note(grid: RankGrid) -> str:
+    per_row = max(np.diff(grid.rank_edges))
+    per_column = max(np.diff(grid.step_edges))
+    if per_row > 1:
+        return (
+            f"A row is {per_row:,} ranks, drawn as the slowest of them; a column is the mean of "
+            f"{per_column:,} steps."
+        )
+    if per_column > 1:
+        return f"A row is a rank, a column the mean of {per_column:,} steps."
+    return "A row is a rank, a column a step."
+
+
+def _checkpoint_sentence(saves: Sequence[CheckpointView]) -> str:
+    if not saves:
+        return ""
+    blocked_s = sum(save.blocked_s for save in saves)
+    shown = f"; the last {_SHOWN_CHECKPOINTS}" if len(saves) > _SHOWN_CHECKPOINTS else ""
+    noun = "checkpoint" if len(saves) == 1 else "checkpoints"
+    return f"{len(saves):,} {noun} held up the steps for {duration_text(blocked_s)} in all{shown}:"
+
+
+def _when(run: RunView) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.start_s))
+    ended = time.strftime("%H:%M:%S", time.localtime(run.end_s))
+    return f"{began} to {ended}" if run.state != "running" else f"since {began}"
+
+
+# Two runs as one page: curves over each other, tables side by side.
+
+
+def compare_page(comparison: Comparison, made_s: float) -> str:
+    """The whole page."""
+    sides = (comparison.here, comparison.there)
+    return render(
+        "compare.html.j2",
+        {
+            "comparison": comparison,
+            "names": comparison.names,
+            "style": style_sheet(),
+            "curves": _curves_of_both(comparison),
+            "bars": ["" if run.ledger is None else ledger_bar(run.ledger) for run in sides],
+            "version": __version__,
+            "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
+        },
+    )
+
+
+def _curves_of_both(comparison: Comparison) -> list[Drawing]:
+    sides = ((comparison.here, "line-1"), (comparison.there, "line-2"))
+    drawn = []
+    names = {*comparison.here.scalars, *comparison.there.scalars}
+    for name in sorted(filter(is_drawn, names), key=order_of):
+        lines = [Line(run.scalar(name), css) for run, css in sides]
+        shown = [line for line in lines if not line.series.is_empty]
+        note = "" if len(shown) == 2 else f"only in {_only(comparison, name)}"
+        drawn.append(Drawing(title_of(name), note, curve_of(shown)))
+    return drawn
+
+
+def _only(comparison: Comparison, name: str) -> str:
+    return comparison.names[comparison.here.scalar(name).is_empty]

@@ -10,8 +10,7 @@ from rich.text import Text
 from drivetrain.view.charts import css_of_kind
 from drivetrain.view.palette import SHADES, colour_of, words
 from drivetrain.view.run_view import LedgerView, RankMeans, RunView
-from drivetrain.view.scale import Scale, duration_text, from_zero, number_text, value_scale
-from drivetrain.view.series import Series
+from drivetrain.view.series import Scale, Series, duration_text, from_zero, number_text, value_scale
 
 # Which bit of U+2800 a dot is, by its place in the cell: (column, row from the top).
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

@@ -22,7 +22,7 @@ from drivetrain.core.text import readable_rate
 from drivetrain.view.compare import Comparison, Row
 from drivetrain.view.follow import RunFollower
 from drivetrain.view.run_view import RunView
-from drivetrain.view.scale import number_text
+from drivetrain.view.series import number_text
 from drivetrain.view.summary import typical
 from drivetrain.view.terminal.panels import (
     attempt_lines,

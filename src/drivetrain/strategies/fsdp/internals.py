@@ -1,12 +1,9 @@
-"""When a rank waits for FSDP2: for weights to be gathered, for gradients to be reduced.
-
-On the CPU both block, and are timed; on an accelerator they run on streams of their own, and what
-is timed are the stretches in which the steps' stream waits for those.
-"""
+"""Where FSDP2's own parts are reached into: to time its waits, and to rehearse it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -14,6 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from drivetrain.parallel.clock import Waiting
+
+# When a rank waits for FSDP2: for weights to be gathered, for gradients to be reduced.
+#
+# On the CPU both block, and are timed; on an accelerator they run on streams of their own, and what
+# is timed are the stretches in which the steps' stream waits for those.
 
 # renamed in torch 2.13, which warns about the old names
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -101,3 +103,32 @@ class TimedReduceScatter(_Timed):
         """As torch's own."""
         with self._waiting.around():
             return _REDUCE(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+# FSDP2 as one of thousands of ranks that are not there.
+
+
+class _Pieces:
+    """What torch.chunk gives, filled up with empty ones; a piece is made when it is asked for."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._size = -(-tensor.shape[dim] // num_chunks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        length = self._tensor.shape[self._dim]
+        start = min(index * self._size, length)
+        return self._tensor.narrow(self._dim, start, min(self._size, length - start))
+
+
+@contextmanager
+def cutting_one_shard() -> Iterator[None]:
+    """FSDP cuts every weight into all ranks' shards and keeps one: at thousands, that is slow."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    original = vars(_fsdp_param)["_chunk_with_empty"]
+    vars(_fsdp_param)["_chunk_with_empty"] = _Pieces
+    try:
+        yield
+    finally:
+        vars(_fsdp_param)["_chunk_with_empty"] = original

@@ -1,0 +1,376 @@
+"""Where scalars are shown.
+
+Which there are, `SINKS` says (`config/schema.py`); to add one: docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from drivetrain.core.files import write_whole
+from drivetrain.core.requirements import require
+from drivetrain.record.run_directory import RunDirectory
+
+Scalars = tuple[int, float, dict[str, float]]
+"""(step, seconds since the epoch, values by name)"""
+
+
+Outcome = Literal["finished", "failed", "preempted"]
+
+
+class Sink(Protocol):
+    """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on.
+
+    Rank 0 has one; a class with `per_node = True` has one on every node.
+    """
+
+    name: str
+    every_s: float
+    """How often it is given what has come in: a costly one less often, in larger batches."""
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """Show or store a batch, oldest first."""
+        ...
+
+    def close(self, outcome: Outcome) -> None:
+        """Let go of files and connections; told how the attempt ended."""
+        ...
+
+
+def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON has no word for NaN and infinity; they are written as strings, not hidden."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+
+
+def choose_sinks() -> tuple[tuple[str, ...], str]:
+    """The sinks when the user left them open, and why."""
+    if importlib.util.find_spec("tensorboard") is not None:
+        return ("tensorboard",), "tensorboard is installed"
+    return (), "tensorboard is not installed (pip install 'drivetrain[tensorboard]')"
+
+
+def make_sink(name: str, directory: RunDirectory) -> Sink:
+    """The sink of that name, writing into a run's directory."""
+    from drivetrain.config.schema import SINKS  # readers of runs need no config
+
+    sink: Sink = SINKS.load(name)(directory)
+    return sink
+
+
+def is_per_node(name: str) -> bool:
+    """Whether every node has a sink of that name."""
+    from drivetrain.config.schema import SINKS
+
+    return bool(getattr(SINKS.load(name), "per_node", False))
+
+
+# Sinks that write files into the run's directory: JSON lines, and TensorBoard's.
+
+# Scalars as one JSON object per line: `scalars.jsonl`, for scripts and notebooks.
+
+
+class JsonlSink:
+    """Lines such as {"step": 10, "time_s": …, "train/loss": 2.31}."""
+
+    name = "jsonl"
+    every_s = 0.5
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._file = directory.scalars.open("a", encoding="utf-8")
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """Append and flush."""
+        for step, time_s, values in batch:
+            self._file.write(json.dumps({"step": step, "time_s": time_s, **as_json(values)}) + "\n")
+        self._file.flush()
+
+    def close(self, outcome: Outcome) -> None:  # noqa: ARG002
+        """Close the file."""
+        self._file.close()
+
+
+# Scalars for TensorBoard, by torch's own writer.
+
+
+class TensorBoardSink:
+    """`tensorboard --logdir <run>/tensorboard`, or the directory above to compare runs."""
+
+    name = "tensorboard"
+    every_s = 2.0
+
+    def __init__(self, directory: RunDirectory) -> None:
+        require("tensorboard", extra="tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        attempts = directory.attempts()
+        resumed_step = int(attempts[-1].start.get("resumed_step") or 0) if attempts else 0
+        # what an earlier attempt has shown of steps that are now done again is dropped
+        purge = resumed_step + 1 if resumed_step else None
+        self._writer = SummaryWriter(str(directory.tensorboard), purge_step=purge)
+        self._events: Any = self._writer.file_writer
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """One event per step, where `add_scalar` would make one per value."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for step, time_s, values in batch:
+            points = [Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
+            self._events.add_summary(Summary(value=points), step, time_s)
+        self._writer.flush()
+
+    def close(self, outcome: Outcome) -> None:  # noqa: ARG002
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+# The newest scalars at an endpoint that Prometheus scrapes, one per node.
+#
+# `train/loss` is `drivetrain_train_loss`, labelled with the run and the host. Where the endpoint is
+# stands in `prometheus/<run>-<host>.json` beside the run's directory, in the format of Prometheus'
+# file_sd_configs, so that a server that reads this folder finds every node of every run by itself.
+
+_GPU = re.compile(r"/gpu_(\d+)_")
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class PrometheusSink:
+    """An HTTP server in a thread of prometheus_client's own."""
+
+    name = "prometheus"
+    per_node = True
+    every_s = 1.0
+
+    def __init__(self, directory: RunDirectory) -> None:
+        client: Any = require("prometheus_client", extra="prometheus")
+        settings = (directory.config().get("record") or {}).get("prometheus") or {}
+        self._client = client
+        self._registry = client.CollectorRegistry()
+        self._labels = {"run": directory.path.name, "host": socket.gethostname()}
+        self._gauges: dict[str, Any] = {}
+        host = str(settings.get("host", "127.0.0.1"))
+        self._server, self._thread = self._listen(host, int(settings.get("port", 9464)))
+        port = self._server.server_port
+        name = f"{directory.path.name}-{self._labels['host']}.json"
+        self._note = directory.path.parent / "prometheus" / name
+        reached_at = host if host.startswith("127.") else self._labels["host"]
+        target = {"targets": [f"{reached_at}:{port}"], "labels": self._labels}
+        write_whole(self._note, json.dumps([target]) + "\n")
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """Only the newest value of each counts."""
+        for step, time_s, values in batch:
+            self._set("train/step", step)
+            self._set("last_report_timestamp_seconds", time_s)
+            for name, value in values.items():
+                self._set(name, value)
+
+    def close(self, outcome: Outcome) -> None:  # noqa: ARG002
+        """Answer no more; a target that is gone is how Prometheus sees the end of a run."""
+        self._note.unlink(missing_ok=True)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+    def _listen(self, host: str, port: int) -> tuple[Any, Any]:
+        """At this port, or at any other when another run has it."""
+        for candidate in (port, 0):
+            try:
+                server, thread = self._client.start_http_server(
+                    candidate, host, registry=self._registry
+                )
+            except OSError:
+                if candidate == 0:
+                    raise
+            else:
+                return server, thread
+        raise AssertionError("unreachable")
+
+    def _set(self, name: str, value: float) -> None:
+        metric, own = metric_name(name)
+        labels = {**self._labels, **own}
+        gauge = self._gauges.get(metric)
+        if gauge is None:
+            gauge = self._gauges[metric] = self._client.Gauge(
+                metric, name, list(labels), registry=self._registry
+            )
+        gauge.labels(**labels).set(value)
+
+
+def metric_name(name: str) -> tuple[str, dict[str, str]]:
+    """train/loss → drivetrain_train_loss; which GPU it is about becomes a label."""
+    gpu = _GPU.search(name)
+    labels = {} if gpu is None else {"gpu": gpu[1]}
+    return f"drivetrain_{_NOT_IN_A_NAME.sub('_', _GPU.sub('/gpu_', name))}", labels
+
+
+# Sinks for experiment trackers: MLflow, and Weights & Biases.
+
+# Scalars, parameters and files for MLflow: one MLflow run for a run, however often it restarts.
+
+_MOST_METRICS, _MOST_PARAMETERS = 1000, 100
+"""What one call takes, by MLflow's own limits."""
+_LONGEST = 500
+
+
+class MLflowSink:
+    """Opened by its first batch, in the sink's thread: importing MLflow alone takes seconds."""
+
+    name = "mlflow"
+    every_s = 10.0
+
+    def __init__(self, directory: RunDirectory) -> None:
+        if importlib.util.find_spec("mlflow") is None:
+            require("mlflow", extra="mlflow")
+        self._directory = directory
+        self._client: Any = None
+        self._run_id = ""
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """Log everything; MLflow has no word for infinity, so it is left to the event files."""
+        from mlflow.entities import Metric
+
+        client = self._open()
+        metrics = [
+            Metric(name, value, int(time_s * 1000), step)
+            for step, time_s, values in batch
+            for name, value in values.items()
+            if math.isfinite(value)
+        ]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
+
+    def close(self, outcome: Outcome) -> None:
+        """Leave the attempts' own accounts there, and say how it ended."""
+        client = self._open()
+        attempts = self._directory.path / "attempts"
+        if attempts.is_dir():
+            client.log_artifacts(self._run_id, str(attempts), "attempts")
+        words = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
+        client.set_terminated(self._run_id, words[outcome])
+
+    def _open(self) -> Any:
+        if self._client is not None:
+            return self._client
+        from mlflow import MlflowClient
+
+        for chatty in ("mlflow", "alembic"):  # a new store is not news to somebody who trains
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        settings: dict[str, Any] = (self._directory.config().get("record") or {}).get("mlflow", {})
+        client = MlflowClient(tracking_uri=self._address(settings.get("tracking_uri")))
+        self._run_id = self._run(client, str(settings.get("experiment") or "drivetrain"))
+        self._client = client
+        _log_parameters(client, self._run_id, self._directory.config())
+        client.log_artifact(self._run_id, str(self._directory.run_yaml))
+        return client
+
+    def _address(self, given: str | None) -> str | None:
+        if given or os.environ.get("MLFLOW_TRACKING_URI"):
+            return given
+        return f"sqlite:///{self._directory.path.parent / 'mlflow.db'}"
+
+    def _run(self, client: Any, experiment: str) -> str:
+        """The one an earlier attempt has opened, or a new one."""
+        note = self._directory.path / "mlflow.json"
+        if note.is_file():
+            run_id = str(json.loads(note.read_text())["run_id"])
+            client.update_run(run_id, status="RUNNING")
+            return run_id
+        found = client.get_experiment_by_name(experiment)
+        artifacts = (self._directory.path.parent / "mlartifacts").as_uri()
+        remote = str(client.tracking_uri).startswith("http")
+        experiment_id = (
+            found.experiment_id
+            if found is not None
+            else client.create_experiment(experiment, None if remote else artifacts)
+        )
+        began_s = next((a.start.get("command_s") for a in self._directory.attempts()), None)
+        run = client.create_run(
+            experiment_id,
+            start_time=None if began_s is None else int(began_s * 1000),
+            run_name=self._directory.path.name,
+        )
+        run_id = str(run.info.run_id)
+        write_whole(note, json.dumps({"run_id": run_id, "experiment_id": experiment_id}) + "\n")
+        return run_id
+
+
+def _log_parameters(client: Any, run_id: str, config: Mapping[str, Any]) -> None:
+    """Once: MLflow refuses to change one, and a restart may have other automatic choices."""
+    from mlflow.entities import Param
+
+    known = client.get_run(run_id).data.params
+    new = [
+        Param(key, str(value)[:_LONGEST])
+        for key, value in flat(config)
+        if key not in known and value is not None
+    ]
+    for start in range(0, len(new), _MOST_PARAMETERS):
+        client.log_batch(run_id, params=new[start : start + _MOST_PARAMETERS])
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested keys as on the command line: path.to.key."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# Scalars and config for Weights & Biases; offline unless asked otherwise.
+
+
+class WandbSink:
+    """Opened by its first batch, in the sink's thread. Restarts go on with the same W&B run."""
+
+    name = "wandb"
+    every_s = 5.0
+
+    def __init__(self, directory: RunDirectory) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            require("wandb", extra="wandb")
+        self._directory = directory
+        self._run: Any = None
+
+    def write(self, batch: Sequence[Scalars]) -> None:
+        """By the run's own steps: W&B's count would have to rise, and a restart goes back."""
+        run = self._open()
+        for step, _, values in batch:
+            run.log({**values, "step": step})
+
+    def close(self, outcome: Outcome) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish(exit_code=int(outcome != "finished"))
+
+    def _open(self) -> Any:
+        if self._run is not None:
+            return self._run
+        import wandb
+
+        config = self._directory.config()
+        settings: dict[str, Any] = (config.get("record") or {}).get("wandb") or {}
+        note = self._directory.path / "wandb.json"
+        if not note.is_file():
+            write_whole(note, json.dumps({"id": uuid.uuid4().hex[:8]}) + "\n")
+        self._run = wandb.init(
+            project=settings.get("project", "drivetrain"),
+            mode=settings.get("mode", "offline"),
+            id=json.loads(note.read_text())["id"],
+            name=self._directory.path.name,
+            dir=str(self._directory.path),
+            config=config,
+            resume="allow",
+            settings=wandb.Settings(x_disable_stats=True, silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+        return self._run
