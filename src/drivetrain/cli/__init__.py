@@ -1,1 +1,1 @@
-"""The command line: one file per verb, no logic."""
+"""The command line: what verbs print; no logic."""

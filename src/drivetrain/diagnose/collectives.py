@@ -86,7 +86,7 @@ class Difference:
 
 
 def parse_calls(document: Mapping[str, Any]) -> Calls:
-    """From what a rank has written (supervise/failures/flight_recorders.py)."""
+    """From what a rank has written (supervise/failures/dump_responder.py)."""
     sites = [tuple(Frame(*frame) for frame in frames) for frames in document["sites"]]
     calls = tuple(
         Call(

@@ -1,7 +1,7 @@
 """cp: each rank has a part of every sequence; attention sees all of it.
 
 Keys and values are gathered over the `cp` ranks, queries stay where they are; no mask is made
-(`attention/parts.py`). Backward gathers once more, so that between the two a rank keeps its own
+(`attention.py`). Backward gathers once more, so that between the two a rank keeps its own
 part only. (torch's own context parallelism is experimental, and on CPU it is silently wrong.)
 The model is called as ever: what goes in is cut along the sequence, what comes out is put together
 again, so that the loss is that of the whole sequence on every rank.

@@ -1,8 +1,8 @@
 """What a rank can tell about itself when its supervisor asks, even while its main thread is stuck.
 
 Stacks come from faulthandler, on a signal: that needs nothing of Python. The collectives it has
-called (flight_recorders.py) are told by a thread that sleeps on a named pipe: a rank that
-waits in a collective does not hold Python's lock. Nothing but the standard library is loaded here.
+called are told by a thread that sleeps on a named pipe: a rank that waits in a collective does not
+hold Python's lock. Nothing but the standard library is loaded here.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class RankFailure:
 
     @property
     def raised_by(self) -> str:
-        """Which part of the user's own raised it, as far as that was seen (core/blame.py)."""
+        """Which part of the user's own raised it, as far as that was seen (core/errors.py)."""
         return raised_by(self.error)
 
     @property
