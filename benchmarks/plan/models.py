@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.core.requirements import require
-from drivetrain.plan.profile.sources import ResNet50, Subject
+from drivetrain.plan.profile.sources import ResNet50
+from drivetrain.plan.profile.subject import Subject
 
 VOCABULARY, LENGTH, WIDTH, LAYERS = 1024, 128, 256, 4
 

@@ -23,7 +23,8 @@ from drivetrain.cluster.file import ClusterFile, cluster_from
 from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.cost.estimate import estimate
 from drivetrain.plan.profile.profiling import Profiler
-from drivetrain.plan.profile.sources import Subject, from_architecture, token_batch
+from drivetrain.plan.profile.sources import from_architecture
+from drivetrain.plan.profile.subject import Subject, token_batch
 
 
 def _cluster(device: str, num_devices: int) -> Cluster:

@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drivetrain.core.finding import Finding, together
+from drivetrain.core.finding import EnvironmentFinding, together
 from drivetrain.doctor.channels import AGENT, Channel, Pipe
 from drivetrain.doctor.checks import judge
-from drivetrain.doctor.examine import Question, examine
+from drivetrain.doctor.examine import HostQuestion, examine
 from drivetrain.doctor.facts import Expected, Timeouts
 from drivetrain.doctor.question import read_words, timeouts_of
 from drivetrain.testing.hosts import Host, Hosts, make_hosts
@@ -37,7 +37,7 @@ class Site:
 
     hosts: Hosts
     folder: Path
-    question: Question
+    question: HostQuestion
     shell: dict[str, str] = field(default_factory=dict)
     """Host → commands its agent runs first, in a mount namespace of its own."""
     env: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -77,11 +77,11 @@ def site(folder: Path) -> Iterator[Site]:
         run_dir = folder / "run"
         run_dir.mkdir()
         expected = Expected(bytes_per_s=MBIT * 1e6 / 8, devices_per_node=None)
-        question = Question(ports=(PORT,), run_dir=str(run_dir), expected=expected)
+        question = HostQuestion(ports=(PORT,), run_dir=str(run_dir), expected=expected)
         yield Site(hosts, folder, question)
 
 
-def findings_at(place: Site) -> list[Finding]:
+def findings_at(place: Site) -> list[EnvironmentFinding]:
     with ExitStack() as stack:
         channels = [place.channel(host) for host in place.hosts]
         for channel in channels:

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.core.finding import Finding, together
+from drivetrain.core.finding import EnvironmentFinding, together
 from drivetrain.doctor.checks import judge
 from drivetrain.doctor.checks.network import by_culprit
 from drivetrain.doctor.examine import rounds
 from drivetrain.doctor.facts import (
     Adapter,
-    Clock,
-    Device,
+    ClockOffset,
     Dial,
     Examination,
     Expected,
+    HostDevice,
     HostFacts,
+    HostLimits,
+    HostLink,
     Interface,
-    Limits,
-    Link,
     PortUse,
     StorageProbe,
     Timeouts,
@@ -34,7 +34,7 @@ from drivetrain.doctor.report import fabric_of, settings_for
 
 GIB = 2**30
 VERSIONS = {"python": "3.11.9", "drivetrain": "0.1", "torch": "2.13.0", "numpy": "2.4"}
-H100 = Device("NVIDIA H100 80GB HBM3", 81559, "570.86")
+H100 = HostDevice("NVIDIA H100 80GB HBM3", 81559, "570.86")
 
 
 def host(number: int, **changes: object) -> HostFacts:
@@ -50,7 +50,7 @@ def host(number: int, **changes: object) -> HostFacts:
         ),
         own_addresses=(address,),
         variables={},
-        limits=Limits(65536, None, None),
+        limits=HostLimits(65536, None, None),
         shm_total_bytes=8 * GIB,
         shm_free_bytes=8 * GIB,
         num_cores=8,
@@ -60,19 +60,19 @@ def host(number: int, **changes: object) -> HostFacts:
     return dataclasses.replace(facts, **changes)  # type: ignore[arg-type]
 
 
-def link(source: HostFacts, target: HostFacts, rate: float = 1e9, delay: float = 5e-5) -> Link:
+def link(source: HostFacts, target: HostFacts, rate: float = 1e9, delay: float = 5e-5) -> HostLink:
     address = target.interfaces[1].address
     dials = (Dial("collective", address, 40000, None),)
-    return Link(source.name, target.name, (address,), dials, delay, rate)
+    return HostLink(source.name, target.name, (address,), dials, delay, rate)
 
 
 def site(*hosts: HostFacts, **more: object) -> Examination:
     links = tuple(link(a, b) for a in hosts for b in hosts if a is not b)
-    clocks = tuple(Clock(each.name, 0.0, 0.001) for each in hosts)
+    clocks = tuple(ClockOffset(each.name, 0.0, 0.001) for each in hosts)
     return dataclasses.replace(Examination(hosts, links, clocks), **more)  # type: ignore[arg-type]
 
 
-def seen(findings: Iterable[Finding]) -> list[tuple[str, tuple[str, ...]]]:
+def seen(findings: Iterable[EnvironmentFinding]) -> list[tuple[str, tuple[str, ...]]]:
     return [(finding.check, finding.hosts) for finding in findings]
 
 
@@ -101,7 +101,7 @@ def test_the_odd_version_out_is_named_with_what_the_others_have() -> None:
     ],
 )
 def test_parts_that_do_not_fit(
-    versions: dict[str, str], devices: tuple[Device, ...], words: str
+    versions: dict[str, str], devices: tuple[HostDevice, ...], words: str
 ) -> None:
     (finding,) = judge(site(host(1, versions=versions, devices=devices)))
     assert words in finding.what
@@ -186,10 +186,10 @@ def test_contradictory_time_outs(times: Timeouts, words: str) -> None:
 
 
 def test_limits_grow_with_the_ranks() -> None:
-    assert judge(site(host(1, limits=Limits(1024, None, None)))) == []
+    assert judge(site(host(1, limits=HostLimits(1024, None, None)))) == []
     cuda = {**VERSIONS, "cuda (of torch)": "12.8"}
     many = [
-        host(n, versions=cuda, devices=(H100,) * 8, limits=Limits(1024, None, None))
+        host(n, versions=cuda, devices=(H100,) * 8, limits=HostLimits(1024, None, None))
         for n in range(1, 65)
     ]
     findings = together(judge(Examination(tuple(many))))
@@ -198,7 +198,7 @@ def test_limits_grow_with_the_ranks() -> None:
 
 
 def test_locked_memory_matters_where_there_is_rdma() -> None:
-    limited = Limits(65536, 8 * 2**20, None)
+    limited = HostLimits(65536, 8 * 2**20, None)
     card = Adapter("mlx5_0", "infiniband", "400 Gb/sec", True)
     assert judge(site(host(1, limits=limited))) == []
     assert seen(judge(site(host(1, limits=limited, adapters=(card,))))) == [("limits", ("h1",))]

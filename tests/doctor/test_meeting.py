@@ -16,9 +16,9 @@ import pytest
 from drivetrain.core.errors import ConfigError
 from drivetrain.doctor import channels as module
 from drivetrain.doctor.agent import Agent
-from drivetrain.doctor.channels import Limits, answer_in, meeting
+from drivetrain.doctor.channels import ChannelLimits, answer_in, meeting
 
-LIMITS = Limits(ports=(29400,), places=("/nowhere/run",))
+LIMITS = ChannelLimits(ports=(29400,), places=("/nowhere/run",))
 
 
 def _asked(folder: Path, *requests: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.core.finding import Finding
+from drivetrain.core.finding import EnvironmentFinding
 from drivetrain.testing.hosts import hosts_available
 from tests.doctor.planted import FAULTS, FURTHER, Fault, findings_at, missing_tools, site
 
@@ -19,7 +19,7 @@ def test_clean_hosts_have_nothing_to_complain_of(tmp_path: Path) -> None:
         assert _sure(findings_at(place)) == []
 
 
-def _sure(findings: list[Finding]) -> list[Finding]:
+def _sure(findings: list[EnvironmentFinding]) -> list[EnvironmentFinding]:
     """Between hosts that are one machine a link is as fast as the processor, which others use."""
     return [finding for finding in findings if finding.check != "bandwidth"]
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from drivetrain.testing.hosts import Hosts, hosts_available, make_hosts
 from drivetrain.verify.drills.drill import (
-    Outcome,
+    DrillOutcome,
+    DrillSetting,
     Reference,
-    Setting,
     run_drill,
     run_reference,
     small_disk,
@@ -96,7 +96,7 @@ def run_campaign(
         for number in numbers:
             case = _case(number, has_hosts=hosts is not None)
             here = hosts if case.hosts == 2 else None
-            setting = Setting(
+            setting = DrillSetting(
                 (*_SCRIPT, *case.words),
                 case.ranks,
                 case.elastic,
@@ -208,7 +208,7 @@ def _two_hosts() -> Iterator[Hosts | None]:
         yield hosts
 
 
-def _row(number: int, case: Case, outcome: Outcome) -> Row:
+def _row(number: int, case: Case, outcome: DrillOutcome) -> Row:
     return Row(
         number=number,
         case=case.name,

@@ -6,7 +6,7 @@ from drivetrain.core.errors import exception_line
 from drivetrain.supervise.failures.attempt_report import AttemptReport
 from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.failures.reporting import paragraph
-from drivetrain.supervise.policy import End, Kind
+from drivetrain.supervise.policy import End, EndKind
 
 MANY_LINES = """Traceback (most recent call last):
   File "/home/ada/train.py", line 31, in loss
@@ -80,16 +80,16 @@ def test_the_line_that_says_what_happened(text: str, line: str) -> None:
 
 def test_a_failure_is_summed_up_by_its_exception() -> None:
     account = AttemptReport(
-        End(Kind.FAILED, 7), [RankFailure(0, 10, 1, MANY_LINES)], "h", "", "", True
+        End(EndKind.FAILED, 7), [RankFailure(0, 10, 1, MANY_LINES)], "h", "", "", True
     )
     assert "after step 7: ValueError: shapes do not fit:; restarting" in paragraph(account)
 
 
 def test_a_failure_after_a_resume_says_so() -> None:
     failures = [RankFailure(0, 10, 1, OWN)]
-    resumed = AttemptReport(End(Kind.START_UP, 40), failures, "h", "", "", True)
+    resumed = AttemptReport(End(EndKind.START_UP, 40), failures, "h", "", "", True)
     assert "exit code 1 after resuming from step 40: ValueError" in paragraph(resumed)
-    first = AttemptReport(End(Kind.START_UP, 0), failures, "h", "", "", True)
+    first = AttemptReport(End(EndKind.START_UP, 0), failures, "h", "", "", True)
     assert "exit code 1 before its first step: ValueError" in paragraph(first)
 
 

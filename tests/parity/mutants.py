@@ -27,7 +27,7 @@ from drivetrain.train.engine import Engine
 from drivetrain.train.hooks import Hook
 from drivetrain.train.task import Loss, Total
 from drivetrain.train.trainer import Trainer
-from drivetrain.verify.parity.trace import Stage, around
+from drivetrain.verify.parity.trace import TraceStage, around
 
 FIRST_USED, LAST_USED = "tokens.weight", "head.weight"
 
@@ -36,7 +36,7 @@ FIRST_USED, LAST_USED = "tokens.weight", "head.weight"
 class Expected:
     """Where the certificate must find a mutant."""
 
-    stage: Stage
+    stage: TraceStage
     place: str
     step: int = 1
     ranks: tuple[int, ...] = (0, 1)
@@ -63,7 +63,7 @@ class Mutant(Hook):
 class WrongLossScaling(Mutant):
     """The loss is multiplied by the number of ranks once too often."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED)
+    expected = Expected(TraceStage.BACKWARD, LAST_USED)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         engine.spread.loss_multiplier *= 2
@@ -72,7 +72,7 @@ class WrongLossScaling(Mutant):
 class TokensCountedPerRank(Mutant):
     """Each rank divides by its own number of tokens."""
 
-    expected = Expected(Stage.CLIPPING, "gradient norm")
+    expected = Expected(TraceStage.CLIPPING, "gradient norm")
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         meter = engine.meter
@@ -91,7 +91,7 @@ class TokensCountedPerRank(Mutant):
 class NoAllReduce(Mutant):
     """Gradients never travel."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED)
+    expected = Expected(TraceStage.BACKWARD, LAST_USED)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         wrapped = engine.spread.module
@@ -106,7 +106,7 @@ class NoAllReduce(Mutant):
 class OneParameterNotReduced(Mutant):
     """One parameter is left out of the all-reduce."""
 
-    expected = Expected(Stage.BACKWARD, "blocks.1.norm2.weight")
+    expected = Expected(TraceStage.BACKWARD, "blocks.1.norm2.weight")
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         inner = engine.spread.inner
@@ -119,7 +119,7 @@ class OneParameterNotReduced(Mutant):
 class NotInTheOptimizer(Mutant):
     """A parameter nobody handed to the optimizer."""
 
-    expected = Expected(Stage.MEMBERS, "blocks.0.mlp.0.weight", step=0)
+    expected = Expected(TraceStage.MEMBERS, "blocks.0.mlp.0.weight", step=0)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         left_out = engine.spread.inner.get_parameter(self.expected.place)
@@ -131,7 +131,7 @@ class NotInTheOptimizer(Mutant):
 class DropoutByRank(Mutant):
     """Random streams follow the rank instead of the micro-batch."""
 
-    expected = Expected(Stage.FORWARD, "blocks.0.dropout", ranks=(1,))
+    expected = Expected(TraceStage.FORWARD, "blocks.0.dropout", ranks=(1,))
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         engine._stream += engine.world.rank
@@ -140,7 +140,7 @@ class DropoutByRank(Mutant):
 class StaleBatchNorm(Mutant):
     """One rank's batch norm was left in evaluation: it uses its running statistics."""
 
-    expected = Expected(Stage.FORWARD, "norm", ranks=(1,))
+    expected = Expected(TraceStage.FORWARD, "norm", ranks=(1,))
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
         if self.is_planted and self.is_last_rank:
@@ -150,7 +150,7 @@ class StaleBatchNorm(Mutant):
 class SwappedShards(Mutant):
     """Two ranks have each other's shard of a weight, from the third step on."""
 
-    expected = Expected(Stage.UPDATE, "blocks.0.qkv.weight", step=3)
+    expected = Expected(TraceStage.UPDATE, "blocks.0.qkv.weight", step=3)
     layout = "fsdp:2"
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
@@ -166,7 +166,7 @@ class SwappedShards(Mutant):
 class ShiftedShard(Mutant):
     """A shard boundary is off by one: the gradient's rows land one too far."""
 
-    expected = Expected(Stage.BACKWARD, "blocks.1.mlp.0.weight")
+    expected = Expected(TraceStage.BACKWARD, "blocks.1.mlp.0.weight")
     layout = "fsdp:2"
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
@@ -183,7 +183,7 @@ class ShiftedShard(Mutant):
 class ClippedByLocalNorm(Mutant):
     """Each rank clips by the norm of its own shards."""
 
-    expected = Expected(Stage.CLIPPING, "gradient norm")
+    expected = Expected(TraceStage.CLIPPING, "gradient norm")
     layout = "fsdp:2"
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
@@ -199,7 +199,7 @@ class ClippedByLocalNorm(Mutant):
 class AveragedTwice(Mutant):
     """The engine averages, and the loop once more."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED)
+    expected = Expected(TraceStage.BACKWARD, LAST_USED)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         def halve(gradients: dict[str, torch.Tensor]) -> None:
@@ -211,7 +211,7 @@ class AveragedTwice(Mutant):
 class LastMicroBatchDropped(Mutant):
     """Accumulation forgets a rank's last micro-batch."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED)
+    expected = Expected(TraceStage.BACKWARD, LAST_USED)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if not self.is_last_rank:
@@ -232,7 +232,7 @@ class LastMicroBatchDropped(Mutant):
 class SameSamplesTwice(Mutant):
     """Two ranks read the same samples."""
 
-    expected = Expected(Stage.DATA, "batch[0]", ranks=(1,))
+    expected = Expected(TraceStage.DATA, "batch[0]", ranks=(1,))
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         assert trainer.assembly is not None
@@ -257,7 +257,7 @@ class SameSamplesTwice(Mutant):
 class LearningRateAStepAhead(Mutant):
     """One rank's schedule is a step further on."""
 
-    expected = Expected(Stage.SETTINGS, "learning rate of group 0", ranks=(1,))
+    expected = Expected(TraceStage.SETTINGS, "learning rate of group 0", ranks=(1,))
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if self.is_last_rank:
@@ -267,7 +267,7 @@ class LearningRateAStepAhead(Mutant):
 class BlockWithoutGradient(Mutant):
     """One block's gradients are zero on one rank."""
 
-    expected = Expected(Stage.BACKWARD, "blocks.1.mlp.2.weight")
+    expected = Expected(TraceStage.BACKWARD, "blocks.1.mlp.2.weight")
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if self.is_last_rank:
@@ -278,7 +278,7 @@ class BlockWithoutGradient(Mutant):
 class WeightDecaySkipped(Mutant):
     """The optimizer forgets weight decay while it steps."""
 
-    expected = Expected(Stage.UPDATE, FIRST_USED)
+    expected = Expected(TraceStage.UPDATE, FIRST_USED)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         def without(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,7 +297,7 @@ class WeightDecaySkipped(Mutant):
 class OtherInitialWeight(Mutant):
     """One rank starts from another weight."""
 
-    expected = Expected(Stage.START, "blocks.1.out.bias", step=0, ranks=(1,))
+    expected = Expected(TraceStage.START, "blocks.1.out.bias", step=0, ranks=(1,))
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if self.is_last_rank:
@@ -308,7 +308,7 @@ class OtherInitialWeight(Mutant):
 class GradientsKept(Mutant):
     """One rank does not zero its gradients."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED, step=2)
+    expected = Expected(TraceStage.BACKWARD, LAST_USED, step=2)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if self.is_last_rank:
@@ -318,7 +318,7 @@ class GradientsKept(Mutant):
 class LowerPrecision(Mutant):
     """One rank computes a layer in 8 bits."""
 
-    expected = Expected(Stage.FORWARD, "blocks.1.mlp.0", ranks=(1,))
+    expected = Expected(TraceStage.FORWARD, "blocks.1.mlp.0", ranks=(1,))
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if self.is_last_rank:
@@ -332,7 +332,7 @@ class LowerPrecision(Mutant):
 class MomentsLost(Mutant):
     """One rank's optimizer forgets its state half-way."""
 
-    expected = Expected(Stage.UPDATE, FIRST_USED, step=6, ranks=(1,))
+    expected = Expected(TraceStage.UPDATE, FIRST_USED, step=6, ranks=(1,))
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
         if self.is_planted and self.is_last_rank and step == 5:
@@ -343,7 +343,7 @@ class MomentsLost(Mutant):
 class CopiesNotAveraged(Mutant):
     """hsdp reduces gradients inside each copy, and never over the copies."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED, ranks=(0, 1, 2, 3))
+    expected = Expected(TraceStage.BACKWARD, LAST_USED, ranks=(0, 1, 2, 3))
     layout = "hsdp:2x2"
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
@@ -357,7 +357,7 @@ class CopiesNotAveraged(Mutant):
 class LossInsideLossParallel(Mutant):
     """The whole loss runs inside torch's loss_parallel(), its log_softmax without a backward."""
 
-    expected = Expected(Stage.BACKWARD, LAST_USED)
+    expected = Expected(TraceStage.BACKWARD, LAST_USED)
     layout = "tp+loss:2"
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:

@@ -22,7 +22,7 @@ from drivetrain.verify.parity.compare import (
     locate,
 )
 from drivetrain.verify.parity.layouts import parse_layouts
-from drivetrain.verify.parity.trace import Entry, Trace, read_trace
+from drivetrain.verify.parity.trace import Trace, TraceEntry, read_trace
 from tests.parity.mutants import MUTANTS
 from tests.parity.workload import SETTINGS, make_data, make_task
 
@@ -35,7 +35,7 @@ class Seen:
     """A run as a certificate sees it."""
 
     numbers: Numbers
-    traces: Mapping[int, Sequence[Entry]]
+    traces: Mapping[int, Sequence[TraceEntry]]
 
 
 def train(folder: str, name: str, overrides: Sequence[str]) -> dict[int, StepNumbers]:
@@ -80,5 +80,5 @@ def verdict(reference: Seen, here: Seen) -> tuple[Parting | None, Divergence | N
     return parting, locate(reference.traces[0], here.traces, ALLOWED)
 
 
-def _traces(folder: Path) -> dict[int, list[Entry]]:
+def _traces(folder: Path) -> dict[int, list[TraceEntry]]:
     return {int(p.stem[-5:]): read_trace(p) for p in sorted(folder.glob("trace-*.jsonl"))}

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from drivetrain.config.schema import Communication
 from drivetrain.config.schema import TopK as TopKConfig
 from drivetrain.strategies.ddp.communication import OnTheWire, Trial, _Sample, begins_at_once
-from drivetrain.strategies.ddp.compression import BFloat16, Compressor, Mean, Plain, TopK
+from drivetrain.strategies.ddp.compression import BFloat16, Compressor, Mean, Plain, TopKCompressor
 from drivetrain.testing import run_ranks
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
@@ -116,7 +116,7 @@ def send_three_times(ratio: float) -> tuple[list[float], list[float]]:
     torch.manual_seed(dist.get_rank())
     group = dist.group.WORLD
     assert group is not None
-    compressor = TopK(TopKConfig(ratio=ratio), group)
+    compressor = TopKCompressor(TopKConfig(ratio=ratio), group)
     received, sent = torch.zeros(64), torch.zeros(64)
     for _ in range(3):
         gradient = torch.randn(8, 8)

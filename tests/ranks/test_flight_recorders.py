@@ -14,7 +14,7 @@ from drivetrain.diagnose import hang
 from drivetrain.diagnose.collectives import parse_calls
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.launch.early import variables_of_ranks
-from drivetrain.supervise.failures.dump_responder import Group, describe, latest_collectives
+from drivetrain.supervise.failures.dump_responder import RecordedGroup, describe, latest_collectives
 from drivetrain.testing import run_ranks
 
 
@@ -100,7 +100,7 @@ def _trace() -> dict[str, Any]:
 def test_a_hang_over_nccl_is_told_from_the_same_groups_calls_over_gloo() -> None:
     """Rank 1 has called more over gloo than rank 0 and never came to NCCL's third."""
     traces = run_ranks(_trace, 2)
-    group = Group("0", "default_pg", (0, 1), ("gloo", "nccl"))
+    group = RecordedGroup("0", "default_pg", (0, 1), ("gloo", "nccl"))
     ahead, behind = traces
     missing = {**behind, "entries": behind["entries"][:2]}
     fewer = {**ahead, "entries": ahead["entries"][:1]}
@@ -117,7 +117,7 @@ def test_a_hang_over_nccl_is_told_from_the_same_groups_calls_over_gloo() -> None
 
 
 def test_a_rank_that_has_called_nothing_over_a_backend_is_missing_there() -> None:
-    group = Group("0", "default_pg", (0, 1), ("gloo", "nccl"))
+    group = RecordedGroup("0", "default_pg", (0, 1), ("gloo", "nccl"))
     told = describe({}, [group])
     assert told["groups"] == {"default_pg (0), gloo": [0, 1], "default_pg (0), nccl": [0, 1]}
 

@@ -11,11 +11,11 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain.rehearse.calls import NAMESPACES, Call, describe
+from drivetrain.rehearse.calls import NAMESPACES, RehearsedCall, describe
 from drivetrain.train.hooks import Hook
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "planted.py"
-CALLS: list[Call] = []
+CALLS: list[RehearsedCall] = []
 
 
 class _Listening(TorchDispatchMode):
@@ -45,7 +45,7 @@ class Recording(Hook):
             self._mode.__exit__(None, None, None)
 
 
-def train_and_record(words: tuple[str, ...], folder: str) -> list[Call]:
+def train_and_record(words: tuple[str, ...], folder: str) -> list[RehearsedCall]:
     """One real rank's calls in its second step."""
     os.environ["DRIVETRAIN_HOOKS"] = "tests.rehearse.recorded:Recording"
     sys.argv = [str(SCRIPT), "nothing", *words, "max_steps=2", f"output_dir={folder}"]

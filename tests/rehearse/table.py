@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from drivetrain.core.text import readable_bytes
-from drivetrain.rehearse.client import Asked, rehearse
+from drivetrain.rehearse.client import RehearsalRequest, rehearse
 from drivetrain.rehearse.show import as_dict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,7 +27,7 @@ def main(folder: str, only: tuple[str, ...] = ()) -> None:
             if only and label not in only:
                 continue
             batch = f"global_batch_size={world_size // 2}"  # two micro-batches per rank
-            made = as_dict(rehearse(Asked((*words, batch), world_size, timeout_s=3000)))
+            made = as_dict(rehearse(RehearsalRequest((*words, batch), world_size, timeout_s=3000)))
             made["script"][0] = Path(made["script"][0]).name
             for finding in made["findings"]:
                 finding["file"] = finding["file"] and Path(finding["file"]).name

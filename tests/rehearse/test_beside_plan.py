@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.rehearse.beside_plan import PEAK
-from drivetrain.rehearse.client import Asked, rehearse
+from drivetrain.rehearse.client import RehearsalRequest, rehearse
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "even_gpt.py")
 FSDP = "parallel.strategy=fsdp"
@@ -25,7 +25,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("world_size", "words"), LAYOUTS)
 @pytest.mark.long
 def test_memory_and_bytes_are_the_same(world_size: int, words: tuple[str, ...]) -> None:
-    asked = Asked((SCRIPT, "micro_batch_size=4", *words), world_size)
+    asked = RehearsalRequest((SCRIPT, "micro_batch_size=4", *words), world_size)
     compared = rehearse(asked).beside_plan
     assert compared
     for figure in compared:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.rehearse.calls import Call
-from drivetrain.rehearse.client import Asked, rehearse
+from drivetrain.rehearse.calls import RehearsedCall
+from drivetrain.rehearse.client import RehearsalRequest, rehearse
 from drivetrain.testing.ranks import run_ranks
 from tests.rehearse.recorded import SCRIPT, train_and_record
 
@@ -23,7 +23,7 @@ LAYOUTS = {
 }
 
 
-def counted(calls: list[Call] | tuple[Call, ...]) -> Counter[Call]:
+def counted(calls: list[RehearsedCall] | tuple[RehearsedCall, ...]) -> Counter[RehearsedCall]:
     return Counter(replace(call, line=None) for call in calls)
 
 
@@ -35,7 +35,9 @@ def counted(calls: list[Call] | tuple[Call, ...]) -> Counter[Call]:
 def test_every_collective_of_a_step_is_the_same(name: str, tmp_path: Path) -> None:
     words = (*LAYOUTS[name], "global_batch_size=16")
     real = run_ranks(train_and_record, 4, timeout_s=150, args=(words, str(tmp_path)))
-    rehearsal = rehearse(Asked((str(SCRIPT), "nothing", *words), 4, "all-kinds", timeout_s=900))
+    rehearsal = rehearse(
+        RehearsalRequest((str(SCRIPT), "nothing", *words), 4, "all-kinds", timeout_s=900)
+    )
     assert rehearsal.findings == ()
     assert len(rehearsal.reports) >= 2
     for report in rehearsal.reports:

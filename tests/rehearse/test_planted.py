@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.rehearse.client import Asked, Rehearsal, rehearse
+from drivetrain.rehearse.client import Rehearsal, RehearsalRequest, rehearse
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "planted.py"
 
 
 def rehearsed(plant: str, world_size: int, *words: str, memory: int | None = None) -> Rehearsal:
-    asked = Asked(
+    asked = RehearsalRequest(
         (str(SCRIPT), plant, *words), world_size, device_memory_bytes=memory, timeout_s=900
     )
     return rehearse(asked)

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 
 from drivetrain.core.errors import DamagedRun
 from drivetrain.parallel.layout import Layout
-from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.mailbox import Mailbox, NotTogether
 from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
 
@@ -115,7 +115,7 @@ def test_a_list_of_nodes_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found[1] == Head(7, 2)
 
 
-CALL = Call("broadcast", 8, "int64", (0, 1))
+CALL = RehearsedCall("broadcast", 8, "int64", (0, 1))
 
 
 def _mailboxes() -> tuple[Any, Mailbox, Mailbox]:
@@ -137,9 +137,9 @@ def _mailboxes() -> tuple[Any, Mailbox, Mailbox]:
 )
 def test_a_letter_arrives_as_it_was_sent(tensor: torch.Tensor) -> None:
     _, here, there = _mailboxes()
-    send = Call("send", 8, "int64", (0, 1), peer=1)
+    send = RehearsedCall("send", 8, "int64", (0, 1), peer=1)
     here.send(send, [tensor])
-    (got,) = there.receive(Call("recv", 8, "int64", (0, 1), peer=0)) or []
+    (got,) = there.receive(RehearsedCall("recv", 8, "int64", (0, 1), peer=0)) or []
     assert got.dtype == tensor.dtype
     assert torch.equal(got, tensor)
 
@@ -151,5 +151,5 @@ def test_a_letter_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
         store.set("0-1/1/0", form)
         _, _, there = store, None, Mailbox(store, 1, (0, 1), Layout(dp_replicate=2), 2.0)
         with pytest.raises(NotTogether, match="cannot be read"):
-            there.receive(Call("recv", 8, "int64", (0, 1), peer=0))
+            there.receive(RehearsedCall("recv", 8, "int64", (0, 1), peer=0))
     assert not (tmp_path / "ran").exists()

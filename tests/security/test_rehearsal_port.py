@@ -36,6 +36,6 @@ def test_letters_go_through_a_folder_of_ones_own(
 
     monkeypatch.setattr(client, "_Process", Process)
     monkeypatch.setattr(client, "_end_server", lambda: None)
-    client.rehearse(client.Asked((str(script),), 2))
+    client.rehearse(client.RehearsalRequest((str(script),), 2))
     assert seen["mode"] == 0o700
     assert not seen["folder"].exists()

@@ -10,16 +10,16 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.launch.coordinator.member import read_members
 from drivetrain.launch.job import Job
 from drivetrain.launch.request import read_request
-from drivetrain.launch.targets.hosts import Machine, SshHosts, read_hosts
+from drivetrain.launch.targets.hosts import SshHosts, SshMachine, read_hosts
 
 
 def test_a_hosts_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# two machines\nnode-a slots=8\n\nme@node-b slots=8 address=10.0.0.2 # b\n")
     machines = read_hosts(path)
-    assert machines == (Machine("node-a", 8), Machine("me@node-b", 8, "10.0.0.2"))
+    assert machines == (SshMachine("node-a", 8), SshMachine("me@node-b", 8, "10.0.0.2"))
     assert [machine.reached_at for machine in machines] == ["node-a", "10.0.0.2"]
-    assert Machine("me@node-c").reached_at == "node-c"
+    assert SshMachine("me@node-c").reached_at == "node-c"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
 from drivetrain.supervise.failures.failure import RankFailure
 from drivetrain.supervise.failures.reporting import paragraph
-from drivetrain.supervise.policy import Budgets, End, Kind, decide
+from drivetrain.supervise.policy import Budgets, End, EndKind, decide
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 GOOD = TensorDataset(X, (X.sum(1) > 0).long())
@@ -150,7 +150,7 @@ def test_only_the_users_own_calls_and_the_one_that_raised_are_shown() -> None:
     assert own_calls(libraries) == libraries
 
 
-def failed(kind: Kind = Kind.FAILED, whole: Path | None = None) -> AttemptReport:
+def failed(kind: EndKind = EndKind.FAILED, whole: Path | None = None) -> AttemptReport:
     end = End(kind, 3, fault=RankFailure(0, 10, 1, TRACE).fault)
     return AttemptReport(end, [RankFailure(0, 10, 1, TRACE)], "h", "", "", whole=whole)
 
@@ -170,21 +170,21 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
 
 
 def test_a_script_without_drivetrain_has_its_traceback_last() -> None:
-    end = End(Kind.START_UP, 0, trains=False)
+    end = End(EndKind.START_UP, 0, trains=False)
     failure = RankFailure(0, 10, 1, TRACE.partition("raised by")[0])
     assert paragraph(AttemptReport(end, [failure], "h", "", "")).endswith("example.org/")
 
 
 def test_a_step_is_named_once() -> None:
     text = TRACE.replace("the hook Upload.on_log", "the evaluation after step 4")
-    account = AttemptReport(End(Kind.FAILED, 3), [RankFailure(0, 10, 1, text)], "h", "", "")
+    account = AttemptReport(End(EndKind.FAILED, 3), [RankFailure(0, 10, 1, text)], "h", "", "")
     assert "\nthe evaluation after step 4 raised this, at hooks.py:31" in paragraph(account)
 
 
 def test_where_fit_was_called_is_no_place_to_look_at() -> None:
     text = TRACE.replace("/home/ada/hooks", "/usr/lib/python3/site-packages/torch/collate")
     failure = RankFailure(0, 10, 1, text.replace("the hook Upload.on_log", "f (collate), given 4,"))
-    account = AttemptReport(End(Kind.FAILED, 3), [failure], "h", "", "")
+    account = AttemptReport(End(EndKind.FAILED, 3), [failure], "h", "", "")
     assert "\nf (collate), given 4, raised this after step 3: make the samples" in paragraph(
         account
     )
@@ -194,18 +194,18 @@ def test_an_error_of_the_users_that_comes_again_in_the_same_words_is_not_tried_a
     None
 ):
     fault = RankFailure(0, 10, 1, TRACE).fault  # of a type that nobody knows
-    end = End(Kind.FAILED, 3, fault=fault)
+    end = End(EndKind.FAILED, 3, fault=fault)
     assert decide(end, [], Budgets()).restart
     assert not decide(end, [end], Budgets()).restart
     other = RankFailure(0, 10, 1, TRACE.replace("403", "503")).fault
-    assert decide(end, [End(Kind.FAILED, 3, fault=other)], Budgets()).restart
+    assert decide(end, [End(EndKind.FAILED, 3, fault=other)], Budgets()).restart
 
 
 def test_a_mistake_before_the_first_step_is_not_tried_again() -> None:
-    first = End(Kind.FAILED, 0, fault="ValueError at train.py:3 in f")
+    first = End(EndKind.FAILED, 0, fault="ValueError at train.py:3 in f")
     assert not decide(first, [], Budgets()).restart
-    assert decide(End(Kind.FAILED, 0), [], Budgets()).restart  # it may pass
-    assert decide(first, [End(Kind.FAILED, 7)], Budgets()).restart  # it has been further
+    assert decide(End(EndKind.FAILED, 0), [], Budgets()).restart  # it may pass
+    assert decide(first, [End(EndKind.FAILED, 7)], Budgets()).restart  # it has been further
 
 
 def test_who_only_noticed_is_not_blamed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivetrain.record.session import Phase, Progress
+from drivetrain.record.session import Phase, RankProgress
 from drivetrain.supervise.failures.failure import (
     RankFailure,
     by_cause,
@@ -12,47 +12,52 @@ from drivetrain.supervise.failures.failure import (
     verdict,
     was_aborted,
 )
-from drivetrain.supervise.policy import End, Kind
+from drivetrain.supervise.policy import End, EndKind
 
 PEER_GONE = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
-STARTING, STEPPING = (Progress(0, Phase.STARTING, 1, 0.0), Progress(7, Phase.STEPPING, 1, 0.0))
+STARTING, STEPPING = (
+    RankProgress(0, Phase.STARTING, 1, 0.0),
+    RankProgress(7, Phase.STEPPING, 1, 0.0),
+)
 
 
 def failed(*codes: int, error: str = "") -> list[RankFailure]:
     return [RankFailure(rank, 10 + rank, code, error) for rank, code in enumerate(codes)]
 
 
-def of(failures: list[RankFailure], *pages: Progress | None, has_peers: bool = False) -> End:
+def of(failures: list[RankFailure], *pages: RankProgress | None, has_peers: bool = False) -> End:
     return classify(failures, pages or (STEPPING,), trains=True, has_peers=has_peers)
 
 
 @pytest.mark.parametrize(
     ("codes", "kind", "exit_code"),
     [
-        ((75, 75), Kind.PREEMPTED, 75),
-        ((75, 1), Kind.FAILED, 75),  # it ended first
-        ((1, 77), Kind.STALE, 77),
-        ((-9,), Kind.FAILED, 137),
-        ((3,), Kind.FAILED, 3),
+        ((75, 75), EndKind.PREEMPTED, 75),
+        ((75, 1), EndKind.FAILED, 75),  # it ended first
+        ((1, 77), EndKind.STALE, 77),
+        ((-9,), EndKind.FAILED, 137),
+        ((3,), EndKind.FAILED, 3),
     ],
 )
-def test_exit_codes_have_their_meaning(codes: tuple[int, ...], kind: Kind, exit_code: int) -> None:
+def test_exit_codes_have_their_meaning(
+    codes: tuple[int, ...], kind: EndKind, exit_code: int
+) -> None:
     end = of(failed(*codes))
     assert (end.kind, end.exit_code) == (kind, exit_code)
 
 
 def test_one_that_only_noticed_a_loss_blames_another_node_if_there_is_one() -> None:
     noticed = failed(1, error=PEER_GONE)
-    assert of(noticed, has_peers=True).kind is Kind.PEER
-    assert of(noticed, has_peers=False).kind is Kind.FAILED
+    assert of(noticed, has_peers=True).kind is EndKind.PEER
+    assert of(noticed, has_peers=False).kind is EndKind.FAILED
     killed = [*noticed, RankFailure(1, 11, -9)]
-    assert of(killed, has_peers=True).kind is Kind.FAILED
+    assert of(killed, has_peers=True).kind is EndKind.FAILED
 
 
 def test_before_any_rank_has_left_its_start_it_is_a_failure_of_the_start() -> None:
-    assert of(failed(1), STARTING, None).kind is Kind.START_UP
-    assert of(failed(1), STARTING, STEPPING).kind is Kind.FAILED
-    assert of(failed(75), STARTING).kind is Kind.PREEMPTED
+    assert of(failed(1), STARTING, None).kind is EndKind.START_UP
+    assert of(failed(1), STARTING, STEPPING).kind is EndKind.FAILED
+    assert of(failed(75), STARTING).kind is EndKind.PREEMPTED
 
 
 def test_the_end_knows_the_furthest_step_and_whether_a_signal_caused_it() -> None:
@@ -160,5 +165,5 @@ def test_the_verdict_folds_what_followed_and_gives_the_cause_in_full() -> None:
 
 def test_a_script_that_does_not_train_is_known_as_one() -> None:
     end = classify(failed(1), [None], trains=False, has_peers=False)
-    assert (end.kind, end.step, end.trains) == (Kind.START_UP, 0, False)
-    assert of(failed(1), STARTING, Progress(7, Phase.SAVING, 1, 0.0)).kind is Kind.FAILED
+    assert (end.kind, end.step, end.trains) == (EndKind.START_UP, 0, False)
+    assert of(failed(1), STARTING, RankProgress(7, Phase.SAVING, 1, 0.0)).kind is EndKind.FAILED

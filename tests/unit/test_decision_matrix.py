@@ -16,7 +16,8 @@ from torch import nn
 from drivetrain.cluster.file import load_cluster
 from drivetrain.plan.plan import Plan, kind_of, make_plan
 from drivetrain.plan.profile.profiling import Profiler
-from drivetrain.plan.profile.sources import Subject, from_architecture
+from drivetrain.plan.profile.sources import from_architecture
+from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.search import Question
 
 pytestmark = pytest.mark.slow

@@ -18,13 +18,15 @@ from drivetrain.verify.parity.compare import (
 )
 from drivetrain.verify.parity.fingerprint import deviation, fingerprint, of_number
 from drivetrain.verify.parity.layouts import AskedLayout, parse_layouts
-from drivetrain.verify.parity.trace import Entry, Key, Stage, own_name
+from drivetrain.verify.parity.trace import Key, TraceEntry, TraceStage, own_name
 
 FP32 = TOLERANCES["fp32"]
 
 
-def entry(stage: Stage, place: str, tensor: torch.Tensor, step: int = 1, micro: int = -1) -> Entry:
-    return Entry(Key(step, stage, place, micro), fingerprint(tensor))
+def entry(
+    stage: TraceStage, place: str, tensor: torch.Tensor, step: int = 1, micro: int = -1
+) -> TraceEntry:
+    return TraceEntry(Key(step, stage, place, micro), fingerprint(tensor))
 
 
 def test_a_swap_or_a_shift_changes_a_fingerprint() -> None:
@@ -102,17 +104,17 @@ def test_the_first_step_that_parts() -> None:
 def test_the_first_place_in_order_of_execution_is_named() -> None:
     x = torch.randn(64)
     reference = [
-        entry(Stage.FORWARD, "a", x, micro=0),
-        entry(Stage.FORWARD, "b", x, micro=0),
-        entry(Stage.FORWARD, "a", x, micro=1),
-        entry(Stage.BACKWARD, "b.weight", x),
-        entry(Stage.BACKWARD, "a.weight", x),
+        entry(TraceStage.FORWARD, "a", x, micro=0),
+        entry(TraceStage.FORWARD, "b", x, micro=0),
+        entry(TraceStage.FORWARD, "a", x, micro=1),
+        entry(TraceStage.BACKWARD, "b.weight", x),
+        entry(TraceStage.BACKWARD, "a.weight", x),
     ]
-    first, second = [reference[0], reference[1]], [entry(Stage.FORWARD, "a", 2 * x, micro=1)]
-    gradients = [entry(Stage.BACKWARD, name, 3 * x) for name in ("b.weight", "a.weight")]
+    first, second = [reference[0], reference[1]], [entry(TraceStage.FORWARD, "a", 2 * x, micro=1)]
+    gradients = [entry(TraceStage.BACKWARD, name, 3 * x) for name in ("b.weight", "a.weight")]
     divergence = locate(reference, {0: first + gradients, 1: second + gradients}, FP32)
     assert divergence is not None
-    assert (divergence.stage, divergence.place, divergence.micro) == (Stage.FORWARD, "a", 1)
+    assert (divergence.stage, divergence.place, divergence.micro) == (TraceStage.FORWARD, "a", 1)
     assert divergence.ranks == (1,)
     second = [reference[2]]
     divergence = locate(reference, {0: first + gradients, 1: second + gradients}, FP32)
@@ -125,28 +127,31 @@ def test_the_first_place_in_order_of_execution_is_named() -> None:
 def test_shards_and_terms_are_put_together() -> None:
     x = torch.randn(10, 8)
     loss = torch.tensor(6.0)
-    reference = [entry(Stage.FORWARD, "a", x, micro=0), entry(Stage.LOSS, "loss", loss, micro=0)]
+    reference = [
+        entry(TraceStage.FORWARD, "a", x, micro=0),
+        entry(TraceStage.LOSS, "loss", loss, micro=0),
+    ]
     halves = {
         rank: [
-            entry(Stage.FORWARD, "a", half, micro=0),
-            entry(Stage.LOSS, "loss", torch.tensor(2.0 + 2.0 * rank), micro=0),
+            entry(TraceStage.FORWARD, "a", half, micro=0),
+            entry(TraceStage.LOSS, "loss", torch.tensor(2.0 + 2.0 * rank), micro=0),
         ]
         for rank, half in enumerate(x.chunk(2, dim=1))
     }
     assert locate(reference, halves, FP32) is None
-    halves[1][0] = entry(Stage.FORWARD, "a", x[:, 4:] + 1, micro=0)
+    halves[1][0] = entry(TraceStage.FORWARD, "a", x[:, 4:] + 1, micro=0)
     assert locate(reference, halves, FP32) is not None
 
 
 def test_a_gradient_that_is_rounding_alone_raises_no_alarm() -> None:
     usual, nothing = torch.randn(100), torch.randn(10) * 1e-9
     reference = [
-        entry(Stage.BACKWARD, "weight", usual),
-        entry(Stage.BACKWARD, "key bias", nothing),
+        entry(TraceStage.BACKWARD, "weight", usual),
+        entry(TraceStage.BACKWARD, "key bias", nothing),
     ]
-    here = [reference[0], entry(Stage.BACKWARD, "key bias", -nothing)]
+    here = [reference[0], entry(TraceStage.BACKWARD, "key bias", -nothing)]
     assert locate(reference, {0: here}, FP32) is None
-    here = [reference[0], entry(Stage.BACKWARD, "key bias", usual[:10] * 1e-4)]
+    here = [reference[0], entry(TraceStage.BACKWARD, "key bias", usual[:10] * 1e-4)]
     assert locate(reference, {0: here}, FP32) is not None
 
 

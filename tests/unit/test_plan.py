@@ -26,7 +26,8 @@ from drivetrain.plan.for_launch import settings_of
 from drivetrain.plan.plan import make_plan
 from drivetrain.plan.profile.model import Size, Way, fit, part_numbers
 from drivetrain.plan.profile.profiling import Profiler
-from drivetrain.plan.profile.sources import Subject, find_subject, from_script
+from drivetrain.plan.profile.sources import find_subject, from_script
+from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.search import Question, search
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.train.watch.plan import compare

@@ -10,8 +10,8 @@ from drivetrain.cluster.file import _as_ring
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.cost.timing import Ring
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, compare
-from drivetrain.rehearse.calls import Call
-from drivetrain.rehearse.findings import Memory, RankReport
+from drivetrain.rehearse.calls import RehearsedCall
+from drivetrain.rehearse.findings import RankMemory, RankReport
 
 
 def test_kendall_is_1_in_the_same_order_and_minus_1_in_the_other() -> None:
@@ -33,11 +33,11 @@ def test_a_measured_collective_is_predicted_as_it_was_measured(kind: str, ranks:
 
 def test_a_rehearsal_is_held_against_the_prediction_of_its_stage() -> None:
     layout = Layout(pp=2, dp_shard=2)
-    gather = Call("all_gather", 4096, "float32", (0, 1))
-    small = Call("all_reduce", 8, "float32", (0, 1, 2, 3))
+    gather = RehearsedCall("all_gather", 4096, "float32", (0, 1))
+    small = RehearsedCall("all_reduce", 8, "float32", (0, 1, 2, 3))
     reports = [
-        RankReport(0, "first stage", in_step=(gather, small), memory=Memory(peak=1000)),
-        RankReport(2, "last stage", memory=Memory(peak=500)),
+        RankReport(0, "first stage", in_step=(gather, small), memory=RankMemory(peak=1000)),
+        RankReport(2, "last stage", memory=RankMemory(peak=500)),
     ]
     along = ("all_gather", "dp_shard")
     prediction = Prediction((990.0, 500.0), ({along: 4096.0}, {along: 2048.0}))

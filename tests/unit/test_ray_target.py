@@ -28,7 +28,7 @@ from drivetrain.launch.targets.ray.failures import (
 )
 from drivetrain.launch.targets.ray.jobs import status_of
 from drivetrain.record.requests import StopRequest, ask_to_stop
-from drivetrain.supervise.policy import Kind
+from drivetrain.supervise.policy import EndKind
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "ray"
 
@@ -155,7 +155,7 @@ class Wrapped(Exception):
         self._base_exc = inner
 
 
-def the_end(errors: dict[int, Exception]) -> tuple[Kind, int, int] | None:
+def the_end(errors: dict[int, Exception]) -> tuple[EndKind, int, int] | None:
     failures = [as_rank_failure(rank, error) for rank, error in errors.items()]
     end = end_of(failures, errors.values())
     return None if end is None else (end.kind, end.step, end.exit_code)
@@ -169,9 +169,9 @@ def test_ends_are_read_as_the_supervisor_would() -> None:
     bug = Wrapped(ScriptFailed("ValueError: x", 1, 7, True))
     lost = Wrapped(ScriptFailed(LOST_PEER, 1, 6, True))
     gone = RuntimeError("The actor died")
-    assert the_end({0: mistake, 1: mistake}) == (Kind.START_UP, 0, 2)
-    assert the_end({0: lost, 1: bug}) == (Kind.FAILED, 7, 1)
-    assert the_end({0: lost, 1: gone}) == (Kind.FAILED, 6, 137)
+    assert the_end({0: mistake, 1: mistake}) == (EndKind.START_UP, 0, 2)
+    assert the_end({0: lost, 1: bug}) == (EndKind.FAILED, 7, 1)
+    assert the_end({0: lost, 1: gone}) == (EndKind.FAILED, 6, 137)
     assert the_end({1: gone}) is None
 
 

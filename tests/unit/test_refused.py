@@ -20,7 +20,7 @@ from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.launch.guardian import guard
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.supervise.policy import Budgets, End, Kind, decide
+from drivetrain.supervise.policy import Budgets, End, EndKind, decide
 from drivetrain.train.trainer import Trainer
 from tests.ranks.resuming import go_on_in
 from tests.ranks.small_task import samples, small_task
@@ -114,5 +114,5 @@ def test_a_lock_that_cannot_be_made_is_refused_in_one_sentence(
 
 
 def test_it_is_not_tried_again() -> None:
-    end = End(Kind.START_UP, 0, EnvironmentProblem.exit_code)
-    assert not decide(end, [End(Kind.FAILED, 5)], Budgets()).restart
+    end = End(EndKind.START_UP, 0, EnvironmentProblem.exit_code)
+    assert not decide(end, [End(EndKind.FAILED, 5)], Budgets()).restart

@@ -12,9 +12,9 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import BatchPlan
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, _candidate, compare
-from drivetrain.rehearse.calls import Call, Line, here, is_users
+from drivetrain.rehearse.calls import Line, RehearsedCall, here, is_users
 from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch, LiveBytes
-from drivetrain.rehearse.findings import Failure, Memory, RankReport, find
+from drivetrain.rehearse.findings import Failure, RankMemory, RankReport, find
 from drivetrain.rehearse.world import axes_of, choose_ranks, speaker_for
 
 LARGE = Layout(pp=4, dp_shard=128, tp=8)
@@ -126,8 +126,8 @@ def test_a_limit_is_noted_where_it_is_passed() -> None:
 HERE, THERE = Line(__file__, 1, "f"), Line(__file__, 2, "g")
 
 
-def call(name: str, num_bytes: int = 8, line: Line | None = None) -> Call:
-    return Call(name, num_bytes, "float32", (0, 1, 2, 3), line=line)
+def call(name: str, num_bytes: int = 8, line: Line | None = None) -> RehearsedCall:
+    return RehearsedCall(name, num_bytes, "float32", (0, 1, 2, 3), line=line)
 
 
 def test_equal_sequences_are_no_finding() -> None:
@@ -144,7 +144,7 @@ def test_equal_sequences_are_no_finding() -> None:
         ((call("all_reduce"), call("all_gather")), "number 1 of a group of 4 is all_gather"),
     ],
 )
-def test_unequal_sequences_are_found(other: tuple[Call, ...], words: str) -> None:
+def test_unequal_sequences_are_found(other: tuple[RehearsedCall, ...], words: str) -> None:
     calls = (call("all_gather"), call("all_reduce", line=HERE))
     found = find([RankReport(0, "a", calls), RankReport(3, "b", other)], None)
     assert [finding.what for finding in found] == ["unequal collectives"]
@@ -160,7 +160,7 @@ def test_a_rank_that_failed_is_the_cause_and_those_that_waited_are_not() -> None
 
 
 def test_memory_is_judged_by_the_device() -> None:
-    over = Memory(peak=2**31, over=("computing the loss", HERE))
+    over = RankMemory(peak=2**31, over=("computing the loss", HERE))
     found = find([RankReport(0, "a"), RankReport(7, "last stage", memory=over)], 2**30)
     assert [finding.ranks for finding in found] == [(7,)]
     assert "last stage: 2.0 GiB at the peak, and a device has 1.0 GiB" in found[0].message
@@ -192,6 +192,6 @@ def test_a_prediction_beside_idle_ranks_still_exchanges_gradients() -> None:
 def test_what_is_too_small_to_be_counted_is_not_compared_either() -> None:
     exchanged = {("all_reduce", "dp_replicate"): 232.0}
     prediction = Prediction((1e6,), (exchanged,))
-    report = RankReport(0, "first rank", memory=Memory(peak=10**6))
+    report = RankReport(0, "first rank", memory=RankMemory(peak=10**6))
     compared = compare(prediction, [report], Layout(dp_replicate=4))
     assert [each.what for each in compared] == [PEAK]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from drivetrain.parallel import attention
-from drivetrain.parallel.attention import Kind
+from drivetrain.parallel.attention import AttentionKind
 
 BATCH, HEADS, PARTS, PART = 2, 4, 3, 37
 SCALE = 0.3
@@ -110,9 +110,9 @@ def test_other_devices_operators_take_what_they_are_given(backend: SDPBackend) -
     q = torch.empty(2, 4, 65, 24, device="meta", dtype=torch.bfloat16)
     few = torch.empty(2, 2, 65, 24, device="meta", dtype=torch.bfloat16)
     k = few if backend is SDPBackend.FLASH_ATTENTION else q
-    out, lse = kernel.forward((q, k, k), Kind(True, SCALE))
+    out, lse = kernel.forward((q, k, k), AttentionKind(True, SCALE))
     assert (out.shape, lse.shape) == (q.shape, q.shape[:-1])
-    gradients = kernel.backward(out, (q, k, k), (out, lse), Kind(True, SCALE))
+    gradients = kernel.backward(out, (q, k, k), (out, lse), AttentionKind(True, SCALE))
     assert [x.shape for x in gradients] == [q.shape, k.shape, k.shape]
 
 
@@ -126,9 +126,9 @@ def test_where_torch_has_no_kernel_tiles_do_it(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(attention, "tiled_forward", counted)
     q = torch.randn(1, 2, 8, 16)
-    attention.attend((q, q, q), Kind(True, SCALE))
+    attention.attend((q, q, q), AttentionKind(True, SCALE))
     assert asked == []
-    attention.attend((q, q, q[..., :8]), Kind(True, SCALE))  # values of another size
+    attention.attend((q, q, q[..., :8]), AttentionKind(True, SCALE))  # values of another size
     assert asked == [3]
 
 

@@ -16,7 +16,7 @@ import pytest
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.record import RunDirectory
 from drivetrain.record.sinks import PrometheusSink, make_sink, metric_name
-from drivetrain.record.system import Gpus, Node, SystemWatch
+from drivetrain.record.system import Gpus, NodeUsage, SystemWatch
 
 RUN_YAML = """
 config:
@@ -193,7 +193,7 @@ def test_a_sink_that_never_answers_holds_up_neither_a_step_nor_the_end(tmp_path:
 
 
 def test_what_the_node_does_is_shown_to_the_sinks(tmp_path: Path) -> None:
-    node = Node()
+    node = NodeUsage()
     sum(i * i for i in range(200_000))
     seen = node.look()
     assert 0 <= seen["system/cpu_utilization_percentage"] <= 100

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.record.session import Phase, Progress, ProgressPage, page_path, read_progress
-from drivetrain.supervise.machine import Action, Machine, State
-from drivetrain.supervise.policy import Budgets, Decision, End, Kind, Settings, decide
+from drivetrain.record.session import Phase, ProgressPage, RankProgress, page_path, read_progress
+from drivetrain.supervise.machine import Action, Machine, MachineState
+from drivetrain.supervise.policy import Budgets, Decision, End, EndKind, Settings, decide
 from drivetrain.supervise.stall import Patience, StallWatch
 
-FAILED = End(Kind.FAILED, 7)
+FAILED = End(EndKind.FAILED, 7)
 
 
 class Clock:
@@ -31,24 +31,24 @@ def machine() -> tuple[Machine, Clock]:
 def test_a_run_without_trouble() -> None:
     m, _ = machine()
     assert m.met() == [Action.START]
-    assert m.ended(End(Kind.FINISHED, 100, 0)) == []
-    assert m.state is State.FINISHING
+    assert m.ended(End(EndKind.FINISHED, 100, 0)) == []
+    assert m.state is MachineState.FINISHING
     assert m.others_ended() == [Action.LEAVE]
-    assert (m.state, m.exit_code) == (State.OVER, 0)
+    assert (m.state, m.exit_code) == (MachineState.OVER, 0)
 
 
 def test_a_failure_ends_the_workers_and_meets_again() -> None:
     m, _ = machine()
     m.met()
     assert m.ended(FAILED) == [Action.KILL, Action.MEET]
-    assert m.state is State.MEETING
+    assert m.state is MachineState.MEETING
     assert m.met() == [Action.START]
 
 
 def test_a_stall_writes_down_the_stacks_first() -> None:
     m, _ = machine()
     m.met()
-    assert m.ended(End(Kind.STALLED, 7)) == [Action.DUMP_STACKS, Action.KILL, Action.MEET]
+    assert m.ended(End(EndKind.STALLED, 7)) == [Action.DUMP_STACKS, Action.KILL, Action.MEET]
 
 
 def test_asked_to_stop_the_ranks_get_their_grace() -> None:
@@ -57,7 +57,7 @@ def test_asked_to_stop_the_ranks_get_their_grace() -> None:
     assert m.asked("SIGTERM") == [Action.ASK]
     clock.now_s = 29
     assert m.tick() == []
-    assert m.ended(End(Kind.PREEMPTED, 12, 75)) == [Action.KILL, Action.LEAVE]
+    assert m.ended(End(EndKind.PREEMPTED, 12, 75)) == [Action.KILL, Action.LEAVE]
     assert m.exit_code == 75
 
 
@@ -67,7 +67,7 @@ def test_out_of_grace_they_are_ended_and_the_code_still_says_resume_me() -> None
     m.asked("SIGTERM")
     clock.now_s = 31
     assert m.tick() == [Action.KILL, Action.LEAVE]
-    assert (m.exit_code, m.state) == (75, State.OVER)
+    assert (m.exit_code, m.state) == (75, MachineState.OVER)
     assert "30 s" in m.why
 
 
@@ -99,22 +99,22 @@ def test_a_second_request_counts_from_one_second_on_and_a_grace_ends_after_its_l
 def test_asked_while_meeting_it_leaves_at_once_and_is_not_started_after_all() -> None:
     m, _ = machine()
     assert m.asked("SIGUSR1") == [Action.LEAVE]
-    assert (m.state, m.exit_code, m.asked_by) == (State.OVER, 75, "SIGUSR1")
-    m.state = State.DRAINING  # the request came in the middle of the meeting
+    assert (m.state, m.exit_code, m.asked_by) == (MachineState.OVER, 75, "SIGUSR1")
+    m.state = MachineState.DRAINING  # the request came in the middle of the meeting
     assert m.met() == [Action.LEAVE]
-    assert (m.state, m.exit_code) == (State.OVER, 75)
+    assert (m.state, m.exit_code) == (MachineState.OVER, 75)
 
 
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        (End(Kind.PREEMPTED, 12, 75), 75),
-        (End(Kind.FINISHED, 12, 0), 0),
-        (End(Kind.FAILED, 12, 143), 75),  # by the signal itself
-        (End(Kind.FAILED, 12, 138), 75),
-        (End(Kind.FAILED, 12, 143, trains=False), 143),  # a script that saves nothing
-        (End(Kind.FAILED, 12, 137), 137),
-        (End(Kind.FAILED, 12, 1), 1),
+        (End(EndKind.PREEMPTED, 12, 75), 75),
+        (End(EndKind.FINISHED, 12, 0), 0),
+        (End(EndKind.FAILED, 12, 143), 75),  # by the signal itself
+        (End(EndKind.FAILED, 12, 138), 75),
+        (End(EndKind.FAILED, 12, 143, trains=False), 143),  # a script that saves nothing
+        (End(EndKind.FAILED, 12, 137), 137),
+        (End(EndKind.FAILED, 12, 1), 1),
     ],
 )
 def test_how_a_run_that_was_asked_to_stop_has_ended(end: End, code: int) -> None:
@@ -122,18 +122,18 @@ def test_how_a_run_that_was_asked_to_stop_has_ended(end: End, code: int) -> None
     m.met()
     m.asked("SIGTERM")
     assert m.ended(end) == [Action.KILL, Action.LEAVE]
-    assert (m.state, m.exit_code) == (State.OVER, code)
+    assert (m.state, m.exit_code) == (MachineState.OVER, code)
     assert m.history == [end]
 
 
 def test_what_is_not_started_again_leaves_with_its_code_and_its_reason() -> None:
     m, _ = machine()
     m.met()
-    assert m.ended(End(Kind.FAILED, 7, 2)) == [Action.KILL, Action.LEAVE]
-    assert (m.state, m.exit_code) == (State.OVER, 2)
+    assert m.ended(End(EndKind.FAILED, 7, 2)) == [Action.KILL, Action.LEAVE]
+    assert (m.state, m.exit_code) == (MachineState.OVER, 2)
     m, _ = machine()
     m.met()
-    m.ended(End(Kind.STALE, 7, 77))
+    m.ended(End(EndKind.STALE, 7, 77))
     assert (m.exit_code, m.why) == (77, "another attempt has taken over the run")
 
 
@@ -142,15 +142,15 @@ def test_going_back_for_another_node_is_remembered_at_the_last_step() -> None:
     m.met()
     m.ended(FAILED)
     m.met()
-    m.ended(End(Kind.FINISHED, 100, 0))
+    m.ended(End(EndKind.FINISHED, 100, 0))
     m.rejoin()
-    assert m.history == [FAILED, End(Kind.PEER, 7)]
+    assert m.history == [FAILED, End(EndKind.PEER, 7)]
     fresh, _ = machine()
     fresh.met()
-    fresh.ended(End(Kind.FINISHED, 100, 0))
+    fresh.ended(End(EndKind.FINISHED, 100, 0))
     fresh.rejoin()
-    assert fresh.history == [End(Kind.PEER, 0)]
-    assert fresh.state is State.MEETING
+    assert fresh.history == [End(EndKind.PEER, 0)]
+    assert fresh.state is MachineState.MEETING
 
 
 def test_time_that_passes_in_a_run_that_trains_means_nothing() -> None:
@@ -158,7 +158,7 @@ def test_time_that_passes_in_a_run_that_trains_means_nothing() -> None:
     m.met()
     clock.now_s = 1e9
     assert m.tick() == []
-    assert m.state is State.RUNNING
+    assert m.state is MachineState.RUNNING
 
 
 def test_what_is_allowed_unless_somebody_says_otherwise() -> None:
@@ -169,52 +169,52 @@ def test_what_is_allowed_unless_somebody_says_otherwise() -> None:
     assert (settings.is_python, settings.grace_s, settings.spares) == (True, 30.0, None)
     assert (settings.live, settings.warm_start) == (False, False)
     assert (settings.budgets, settings.patience) == (Budgets(), Patience())
-    end = End(Kind.FAILED, 7)
+    end = End(EndKind.FAILED, 7)
     assert (end.exit_code, end.trains, end.by_signal, end.fault) == (1, True, False, "")
 
 
 def test_how_far_it_had_come() -> None:
-    assert End(Kind.FAILED, 0).where == "before its first step"
-    assert End(Kind.FAILED, 7).where == "after step 7"
-    assert End(Kind.START_UP, 7).where == "after resuming from step 7"
+    assert End(EndKind.FAILED, 0).where == "before its first step"
+    assert End(EndKind.FAILED, 7).where == "after step 7"
+    assert End(EndKind.START_UP, 7).where == "after resuming from step 7"
 
 
 def test_each_kind_of_trouble_has_a_budget_of_its_own() -> None:
     tight = Budgets(failures=2, preemptions=1, start_ups=2, same_step=50)
-    failed, stalled = End(Kind.FAILED, 7), End(Kind.STALLED, 8)
-    preempted = End(Kind.PREEMPTED, 7, 75)
+    failed, stalled = End(EndKind.FAILED, 7), End(EndKind.STALLED, 8)
+    preempted = End(EndKind.PREEMPTED, 7, 75)
     assert decide(failed, [stalled], tight).restart
     spent = decide(failed, [stalled, failed], tight)
     assert spent == Decision(False, "restart budget exhausted: 2 failures")
     assert decide(preempted, [failed] * 9, tight).restart
     assert "1 preemptions" in decide(preempted, [preempted], tight).why
-    start_up = End(Kind.START_UP, 5)
+    start_up = End(EndKind.START_UP, 5)
     assert decide(start_up, [failed, start_up], tight).restart
     why = decide(start_up, [failed, start_up, start_up], tight).why
     assert "2 failures before the first step" in why
-    script = End(Kind.FAILED, 0, trains=False)
+    script = End(EndKind.FAILED, 0, trains=False)
     asked_for = replace(tight, restarts_anything=True)
     assert decide(script, [script], asked_for).restart
     assert not decide(script, [script, script], asked_for).restart
-    assert decide(End(Kind.RESIZED, 7), [failed] * 99, tight).restart
-    assert decide(End(Kind.FINISHED, 7, 0), [], tight) == Decision(False)
+    assert decide(End(EndKind.RESIZED, 7), [failed] * 99, tight).restart
+    assert decide(End(EndKind.FINISHED, 7, 0), [], tight) == Decision(False)
 
 
 def test_a_crash_loop_is_of_one_kind_at_one_step_without_a_break() -> None:
     budgets = Budgets(failures=100, same_step=3)
-    failed, stalled = End(Kind.FAILED, 7), End(Kind.STALLED, 7)
-    for passing in (Kind.RESIZED, Kind.PEER, Kind.PREEMPTED):
+    failed, stalled = End(EndKind.FAILED, 7), End(EndKind.STALLED, 7)
+    for passing in (EndKind.RESIZED, EndKind.PEER, EndKind.PREEMPTED):
         history = [failed, End(passing, 7), stalled]
         assert not decide(failed, history, budgets).restart, "stalls count with failures"
     assert decide(failed, [failed], budgets).restart
-    assert decide(failed, [failed, End(Kind.FAILED, 8), failed], budgets).restart
-    assert decide(failed, [failed, End(Kind.START_UP, 7), failed], budgets).restart
+    assert decide(failed, [failed, End(EndKind.FAILED, 8), failed], budgets).restart
+    assert decide(failed, [failed, End(EndKind.START_UP, 7), failed], budgets).restart
 
 
 def test_peers_at_another_step_or_failures_between_them_are_no_loop() -> None:
-    peer, budgets = End(Kind.PEER, 5), Budgets()
+    peer, budgets = End(EndKind.PEER, 5), Budgets()
     assert not decide(peer, [peer] * 6, budgets).restart
-    assert decide(peer, [*[End(Kind.PEER, 4)] * 6, peer], budgets).restart
+    assert decide(peer, [*[End(EndKind.PEER, 4)] * 6, peer], budgets).restart
     assert decide(peer, [*[peer] * 3, FAILED, *[peer] * 3], budgets).restart
 
 
@@ -234,14 +234,14 @@ def test_preempted_while_starting_it_still_says_resume_me() -> None:
     m, _ = machine()
     m.met()
     m.asked("SIGTERM")
-    m.ended(End(Kind.START_UP, 0, 143))
+    m.ended(End(EndKind.START_UP, 0, 143))
     assert m.exit_code == 75
 
 
 def test_a_node_that_finished_goes_back_for_one_that_failed() -> None:
     m, _ = machine()
     m.met()
-    m.ended(End(Kind.FINISHED, 100, 0))
+    m.ended(End(EndKind.FINISHED, 100, 0))
     assert m.rejoin() == [Action.KILL, Action.MEET]
     assert m.met() == [Action.START]
 
@@ -255,7 +255,7 @@ def test_a_transition_that_cannot_be_is_refused() -> None:
 def test_nodes_that_could_not_meet_leave_so_that_they_are_started_again() -> None:
     m, _ = machine()
     m.could_not_meet()
-    assert (m.state, m.exit_code) == (State.OVER, 75)
+    assert (m.state, m.exit_code) == (MachineState.OVER, 75)
 
 
 def test_who_comes_too_late_has_failed_unless_the_others_have_finished() -> None:
@@ -263,31 +263,31 @@ def test_who_comes_too_late_has_failed_unless_the_others_have_finished() -> None
     for has_finished in (True, False):
         m, _ = machine()
         m.came_too_late(has_finished=has_finished)
-        assert m.state is State.OVER
+        assert m.state is MachineState.OVER
         codes.append(m.exit_code)
     assert codes == [0, 1]
 
 
 def test_budgets_are_separate() -> None:
     budgets = Budgets(failures=2, preemptions=5, start_ups=1)
-    failures = [End(Kind.FAILED, step) for step in (3, 9)]
-    start_up = End(Kind.START_UP, 0, by_signal=True)
-    assert not decide(End(Kind.FAILED, 20), failures, budgets).restart
-    assert decide(End(Kind.PREEMPTED, 20, 75), failures, budgets).restart
+    failures = [End(EndKind.FAILED, step) for step in (3, 9)]
+    start_up = End(EndKind.START_UP, 0, by_signal=True)
+    assert not decide(End(EndKind.FAILED, 20), failures, budgets).restart
+    assert decide(End(EndKind.PREEMPTED, 20, 75), failures, budgets).restart
     assert decide(start_up, failures, budgets).restart
     assert not decide(start_up, [start_up], budgets).restart
-    assert decide(End(Kind.PEER, 20), failures * 50, budgets).restart
+    assert decide(End(EndKind.PEER, 20), failures * 50, budgets).restart
 
 
 def test_an_error_of_its_own_before_the_first_step_ends_a_first_life_only() -> None:
-    own_error = End(Kind.START_UP, 0)
+    own_error = End(EndKind.START_UP, 0)
     assert not decide(own_error, [], Budgets()).restart
     assert decide(own_error, [FAILED], Budgets()).restart
-    assert decide(End(Kind.START_UP, 0, 137, by_signal=True), [], Budgets()).restart
+    assert decide(End(EndKind.START_UP, 0, 137, by_signal=True), [], Budgets()).restart
 
 
 def test_nodes_that_only_ever_see_the_others_end_do_not_go_on_for_ever() -> None:
-    peer = End(Kind.PEER, 0)
+    peer = End(EndKind.PEER, 0)
     assert decide(peer, [peer] * 5, Budgets()).restart
     decision = decide(peer, [peer] * 6, Budgets())
     assert not decision.restart
@@ -295,28 +295,28 @@ def test_nodes_that_only_ever_see_the_others_end_do_not_go_on_for_ever() -> None
 
 
 def test_a_crash_loop_at_one_step_stops_with_the_reason() -> None:
-    history = [FAILED, End(Kind.PREEMPTED, 7, 75), FAILED]
+    history = [FAILED, End(EndKind.PREEMPTED, 7, 75), FAILED]
     decision = decide(FAILED, history, Budgets(failures=100))
     assert not decision.restart
     assert "after step 7: a crash loop" in decision.why
-    assert decide(End(Kind.FAILED, 8), history, Budgets(failures=100)).restart
+    assert decide(End(EndKind.FAILED, 8), history, Budgets(failures=100)).restart
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 6, 7, 8])
 def test_what_would_end_the_same_way_is_not_started_again(code: int) -> None:
-    assert not decide(End(Kind.FAILED, 7, code), [], Budgets()).restart
+    assert not decide(End(EndKind.FAILED, 7, code), [], Budgets()).restart
 
 
 def test_a_script_without_steps_is_restarted_only_when_asked_for() -> None:
-    end = End(Kind.START_UP, 0, trains=False)
+    end = End(EndKind.START_UP, 0, trains=False)
     assert not decide(end, [], Budgets()).restart
     assert decide(end, [], Budgets(restarts_anything=True)).restart
 
 
 def page(
     step: int, at_s: float, phase: Phase = Phase.STEPPING, slowest_step_s: float = 0.1
-) -> Progress:
-    return Progress(step, phase, 1, at_s, slowest_step_s)
+) -> RankProgress:
+    return RankProgress(step, phase, 1, at_s, slowest_step_s)
 
 
 def test_the_time_out_is_learned_from_the_runs_own_steps() -> None:
@@ -433,16 +433,16 @@ def test_a_rank_times_its_own_steps_and_forgets_a_slow_one(
 
 def test_the_same_mistake_at_the_same_step_is_not_tried_a_third_time() -> None:
     fault = "ValueError at train.py:31 in loss"
-    mistake = End(Kind.FAILED, 7, fault=fault)
+    mistake = End(EndKind.FAILED, 7, fault=fault)
     assert decide(mistake, [], Budgets()).restart
     again = decide(mistake, [mistake], Budgets())
     assert not again.restart
     assert again.why == f"the same error came twice after step 7 ({fault}): it would come again"
-    assert not decide(mistake, [mistake, End(Kind.PREEMPTED, 7)], Budgets()).restart
-    elsewhere = End(Kind.FAILED, 7, fault="ValueError at train.py:40 in loss")
+    assert not decide(mistake, [mistake, End(EndKind.PREEMPTED, 7)], Budgets()).restart
+    elsewhere = End(EndKind.FAILED, 7, fault="ValueError at train.py:40 in loss")
     assert decide(mistake, [elsewhere], Budgets()).restart
-    assert decide(mistake, [End(Kind.FAILED, 6, fault=fault)], Budgets()).restart
+    assert decide(mistake, [End(EndKind.FAILED, 6, fault=fault)], Budgets()).restart
     # what may pass (a connection, a device) has no fault, and keeps its three tries
-    unknown = End(Kind.FAILED, 7)
+    unknown = End(EndKind.FAILED, 7)
     assert decide(unknown, [unknown], Budgets()).restart
     assert decide(mistake, [mistake], Budgets(restarts_anything=True)).restart

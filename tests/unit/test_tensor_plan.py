@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.parallel.tensor import Cut, plan_for
+from drivetrain.parallel.tensor import ShardedLayer, plan_for
 from tests.gpt_task import GPT
 
 
@@ -18,17 +18,17 @@ def plan_of_two_layers(model: nn.Module) -> dict[str, str]:
 def test_a_plan_is_the_models_or_a_functions_or_a_list() -> None:
     model = GPT(layers=1)
     cuts = {
-        Cut("blocks.0.qkv", "colwise"),
-        Cut("blocks.0.out", "rowwise"),
-        Cut("blocks.0.mlp.0", "colwise"),
-        Cut("blocks.0.mlp.2", "rowwise"),
-        Cut("head", "colwise_gather"),
+        ShardedLayer("blocks.0.qkv", "colwise"),
+        ShardedLayer("blocks.0.out", "rowwise"),
+        ShardedLayer("blocks.0.mlp.0", "colwise"),
+        ShardedLayer("blocks.0.mlp.2", "rowwise"),
+        ShardedLayer("head", "colwise_gather"),
     }
     assert set(plan_for(model, "model", 2)) == cuts
     assert len(plan_for(model, f"{__name__}:plan_of_two_layers", 2)) == 2
-    assert plan_for(model, ("head=colwise_rep",), 2) == [Cut("head", "colwise_gather")]
+    assert plan_for(model, ("head=colwise_rep",), 2) == [ShardedLayer("head", "colwise_gather")]
     assert plan_for(GPT(layers=3), ("blocks.*.qkv=colwise",), 2)[2].name == "blocks.2.qkv"
-    assert plan_for(model, ("tokens=embedding",), 2) == [Cut("tokens", "embedding")]
+    assert plan_for(model, ("tokens=embedding",), 2) == [ShardedLayer("tokens", "embedding")]
 
 
 @pytest.mark.parametrize(

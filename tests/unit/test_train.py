@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from drivetrain.record.requests import ProfileRequest
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -41,6 +40,7 @@ from drivetrain.data.keys import fold, turn_seed
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.layout import Layout
 from drivetrain.record.reading import duration_s, open_run
+from drivetrain.record.requests import ProfileRequest
 from drivetrain.strategies.ddp import DDP
 from drivetrain.strategies.ddp.strategy import DDPStrategy
 from drivetrain.strategies.fsdp import FSDP

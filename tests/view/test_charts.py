@@ -8,8 +8,8 @@ import pytest
 
 from drivetrain.view.charts import (
     NUM_SHADES,
+    ChartLine,
     Curve,
-    Line,
     curve,
     heat,
     ledger_bar,
@@ -37,7 +37,7 @@ def points(fragment: str, css: str = "line line-1") -> list[tuple[float, float]]
 
 def test_a_curve_spans_its_axes_and_keeps_its_shape() -> None:
     series = make_series("loss", [0, 50, 100], [1.0, 3.0, 2.0])
-    drawn = points(curve(Curve("loss", [Line(series)])))
+    drawn = points(curve(Curve("loss", [ChartLine(series)])))
     assert [x for x, _ in drawn] == [0, 500, 1000]
     highest, lowest = drawn[1][1], drawn[0][1]
     assert 0 <= highest < drawn[2][1] < lowest <= 1000
@@ -48,14 +48,14 @@ def test_a_curve_spans_its_axes_and_keeps_its_shape() -> None:
 def test_two_lines_share_their_axes() -> None:
     low = make_series("loss", [0, 100], [0.0, 0.0])
     high = make_series("loss", [0, 50], [10.0, 10.0])
-    drawn = curve(Curve("loss", [Line(low), Line(high, "line-2")]))
+    drawn = curve(Curve("loss", [ChartLine(low), ChartLine(high, "line-2")]))
     assert points(drawn, "line line-2")[1][0] == 500
     assert points(drawn, "line line-2")[0][1] < points(drawn)[0][1]
 
 
 def test_a_curve_breaks_and_is_marked_where_there_is_no_number() -> None:
     series = make_series("loss", [0, 1, 2, 3, 4], [1.0, 2.0, np.nan, 2.0, 1.0])
-    drawn = curve(Curve("loss", [Line(series)]))
+    drawn = curve(Curve("loss", [ChartLine(series)]))
     assert "step 2: not a finite number" in drawn
     path = next(p for p in parsed(drawn).iter("path") if p.get("class") == "line line-1")
     assert (path.get("d") or "").count("M") == 2
@@ -64,7 +64,7 @@ def test_a_curve_breaks_and_is_marked_where_there_is_no_number() -> None:
 @pytest.mark.parametrize("values", [[], [1.0], [np.nan, np.nan], [5.0, 5.0, 5.0], [np.inf, 1.0]])
 def test_a_curve_of_little_is_still_a_chart(values: list[float]) -> None:
     series = make_series("loss", range(len(values)), values)
-    drawn = curve(Curve("loss", [Line(series)]))
+    drawn = curve(Curve("loss", [ChartLine(series)]))
     assert "NaN" not in drawn
     assert "nan" not in drawn
     parsed(drawn)
@@ -168,7 +168,10 @@ def test_hostile_words_stay_words() -> None:
         attempts=[attempt(1, 1000.0, 1060.0, what=HOSTILE, kind=HOSTILE)],
     )
     series = make_series(HOSTILE, [0, 1], [1.0, 2.0])
-    for drawn in (timeline(run), curve(Curve(HOSTILE, [Line(series)], marks=[(0.5, HOSTILE)]))):
+    for drawn in (
+        timeline(run),
+        curve(Curve(HOSTILE, [ChartLine(series)], marks=[(0.5, HOSTILE)])),
+    ):
         assert "<script" not in drawn
         assert "<img" not in drawn
         parsed(drawn)

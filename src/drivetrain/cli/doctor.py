@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from drivetrain.doctor.channels import Channel
-    from drivetrain.doctor.examine import Question
+    from drivetrain.doctor.examine import HostQuestion
 
 
 @dataclass(frozen=True)
-class Asked:
+class DoctorRequest:
     """What was typed."""
 
     words: tuple[str, ...]
@@ -35,7 +35,7 @@ class Asked:
     as_json: bool
 
 
-def run(asked: Asked) -> int:
+def run(asked: DoctorRequest) -> int:
     """Examine and judge; 1 when something would break a run."""
     from drivetrain.cli.say import say
     from drivetrain.cli.terminal import terminal
@@ -58,13 +58,13 @@ def run(asked: Asked) -> int:
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _question(asked: Asked) -> Question:
-    from drivetrain.doctor.examine import Question
+def _question(asked: DoctorRequest) -> HostQuestion:
+    from drivetrain.doctor.examine import HostQuestion
     from drivetrain.doctor.facts import Expected
     from drivetrain.doctor.question import ports_of, read_expected, read_words, timeouts_of
 
     words = read_words(asked.words)
-    return Question(
+    return HostQuestion(
         ports=ports_of(words, asked.ports),
         run_dir=asked.run_dir or words.flags.get("--run-dir"),
         store=asked.store or words.values.get("checkpoint.directory"),
@@ -75,12 +75,12 @@ def _question(asked: Asked) -> Question:
 
 
 @contextmanager
-def _channels(asked: Asked, question: Question) -> Iterator[Sequence[Channel] | None]:
-    from drivetrain.doctor.channels import Here, Limits, meeting, num_members, over_ssh
+def _channels(asked: DoctorRequest, question: HostQuestion) -> Iterator[Sequence[Channel] | None]:
+    from drivetrain.doctor.channels import ChannelLimits, Here, meeting, num_members, over_ssh
     from drivetrain.launch.targets.hosts import read_hosts
 
     if asked.meet is not None:
-        limits = Limits(question.ports, tuple(question.places))
+        limits = ChannelLimits(question.ports, tuple(question.places))
         with meeting(Path(asked.meet), num_members(asked.members), limits) as met:
             yield met
         return

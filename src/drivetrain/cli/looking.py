@@ -23,7 +23,7 @@ from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.run import diagnose
 from drivetrain.record.ledger import CLASSES, COLOURS, LABELS, Ledger
 from drivetrain.record.reading import open_run
-from drivetrain.record.status import Status, status_of
+from drivetrain.record.status import RunStatus, status_of
 
 # `drivetrain status` and `drivetrain runs`.
 
@@ -81,7 +81,7 @@ def runs(folder: str, *, as_json: bool) -> int:
     return 0
 
 
-def _readable(found: Status) -> Status:
+def _readable(found: RunStatus) -> RunStatus:
     """Drawn once, alone: what cannot be drawn is this run's fault."""
     runs_table([found], 0.0)
     as_document(found)
@@ -101,7 +101,7 @@ def run_folders(root: Path, depth: int = 3) -> list[Path]:
     return [run for each in sorted(inner) for run in run_folders(each, depth - 1)]
 
 
-def headline(found: Status) -> Text:
+def headline(found: RunStatus) -> Text:
     """Name, state, and where it is."""
     text = Text(found.name, style="bold")
     text.append("  ")
@@ -111,7 +111,7 @@ def headline(found: Status) -> Text:
     return text
 
 
-def figures(found: Status) -> list[str]:
+def figures(found: RunStatus) -> list[str]:
     """What is known, a line each."""
     attempts = f"{found.num_attempts} attempt{'s' if found.num_attempts != 1 else ''}"
     ranks = f"{found.world_size:,} rank{'s' if found.world_size != 1 else ''}"
@@ -170,7 +170,7 @@ def ledger_table(ledger: Ledger) -> Table:
     return table
 
 
-def runs_table(found: list[Status], now_s: float) -> Table:
+def runs_table(found: list[RunStatus], now_s: float) -> Table:
     """One line each."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "state"):
@@ -192,7 +192,7 @@ def runs_table(found: list[Status], now_s: float) -> Table:
     return table
 
 
-def as_document(found: Status) -> dict[str, Any]:
+def as_document(found: RunStatus) -> dict[str, Any]:
     """For programs."""
     ledger, money = found.ledger, found.money
     names = ("name", "state", "reason", "step", "max_steps", "num_attempts", "world_size", "layout")

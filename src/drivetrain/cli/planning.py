@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What was typed."""
 
     model: str
@@ -37,7 +37,7 @@ class Asked:
     top: int
 
 
-def run_plan(asked: Asked, *, as_json: bool, picture: str | None, output: str | None) -> int:
+def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: str | None) -> int:
     """Plan, and say so; 1 when nothing fits."""
     from drivetrain.cluster.file import load_cluster
 
@@ -67,7 +67,7 @@ def run_plan(asked: Asked, *, as_json: bool, picture: str | None, output: str | 
     return 0 if plan.best is not None else 1
 
 
-def question(asked: Asked, num_devices: int, config: Any) -> Any:
+def question(asked: PlanRequest, num_devices: int, config: Any) -> Any:
     """From words and, where there is one, the script's config."""
     from drivetrain.core.errors import ConfigError, Problem
     from drivetrain.core.traits import STRATEGIES
@@ -161,12 +161,12 @@ def run_rehearsal(
 
     memory = None if device_memory is None else memory_size(device_memory)
 
-    from drivetrain.rehearse.client import Asked, rehearse
+    from drivetrain.rehearse.client import RehearsalRequest, rehearse
     from drivetrain.rehearse.show import as_dict, lines
 
     console = terminal(soft_wrap=True)
     with console.status("") as status:  # shown on a terminal only
-        asked = Asked(words, world_size, ranks, memory, devices_per_node)
+        asked = RehearsalRequest(words, world_size, ranks, memory, devices_per_node)
         rehearsal = rehearse(asked, status.update)
     if as_json:
         console.print(json.dumps(as_dict(rehearsal), indent=2), markup=False)

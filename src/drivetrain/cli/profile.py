@@ -22,7 +22,7 @@ from drivetrain.record.requests import ProfileRequest
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProfileChoice:
     """What was asked for on the command line."""
 
     ranks: str
@@ -32,7 +32,7 @@ class Choice:
     nsys: bool
 
 
-def run(words: list[str], choice: Choice) -> int:
+def run(words: list[str], choice: ProfileChoice) -> int:
     """Run the script with a profiler around the chosen steps, and say what they spent time on."""
     request = _request(choice)
     console = terminal()
@@ -109,7 +109,7 @@ def show(summaries: dict[int, Summary], console: Console) -> None:
         )
 
 
-def _request(choice: Choice) -> ProfileRequest:
+def _request(choice: ProfileChoice) -> ProfileRequest:
     first, _, last = choice.steps.partition(":")
     last = last or first
     ranks = [] if choice.ranks == "all" else choice.ranks.split(",")
@@ -128,7 +128,7 @@ def _request(choice: Choice) -> ProfileRequest:
     return ProfileRequest(folder, tuple(map(int, ranks)), int(first), int(last), choice.py_spy)
 
 
-def _nothing(choice: Choice) -> Problem:
+def _nothing(choice: ProfileChoice) -> Problem:
     rule = "the run has no such step, or the script does not train with Trainer"
     return Problem("--steps", rule, "choose steps that are taken", choice.steps)
 

@@ -125,7 +125,7 @@ def _from_env_contract(name: str, variables: Mapping[str, str]) -> Identity:
     )
 
 
-class Horovod:
+class HorovodEnvironment:
     """A process of `horovodrun --gloo`: it knows its rank; torch's ranks meet through Horovod."""
 
     name: ClassVar[str] = "horovod"
@@ -139,7 +139,7 @@ class Horovod:
     def identity(variables: Mapping[str, str]) -> Identity:
         """`cross` counts machines. There is no port for torch yet: rank 0 opens one."""
         return Identity(
-            environment=Horovod.name,
+            environment=HorovodEnvironment.name,
             rank=whole_number(variables, "HOROVOD_RANK"),
             local_rank=whole_number(variables, "HOROVOD_LOCAL_RANK", 0),
             world_size=whole_number(variables, "HOROVOD_SIZE"),
@@ -150,7 +150,7 @@ class Horovod:
         )
 
 
-class Slurm:
+class SlurmEnvironment:
     """A task started by srun: Slurm says who it is, and its node list where to meet."""
 
     name: ClassVar[str] = "slurm"
@@ -162,7 +162,7 @@ class Slurm:
         """Only inside an srun step: a batch script alone is one process, not a world."""
         if not {"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_ID"} <= set(variables):
             return False
-        return whole_number(variables, "SLURM_STEP_ID") < Slurm._FIRST_RESERVED_STEP
+        return whole_number(variables, "SLURM_STEP_ID") < SlurmEnvironment._FIRST_RESERVED_STEP
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
@@ -175,7 +175,7 @@ class Slurm:
         job = whole_number(variables, "SLURM_JOB_ID")
         step = whole_number(variables, "SLURM_STEP_ID", 0)
         return Identity(
-            environment=Slurm.name,
+            environment=SlurmEnvironment.name,
             rank=whole_number(variables, "SLURM_PROCID"),
             local_rank=whole_number(variables, "SLURM_LOCALID"),
             world_size=whole_number(
@@ -205,7 +205,7 @@ def _tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-class Kubernetes:
+class KubernetesEnvironment:
     """A pod of a Kubeflow training job that runs the script itself, one process per pod."""
 
     name: ClassVar[str] = "kubernetes"
@@ -223,7 +223,7 @@ class Kubernetes:
         """PyTorchJob speaks of RANK and WORLD_SIZE, TrainJob of PET_NODE_RANK and PET_NNODES."""
         rank = whole_number(variables, "RANK", whole_number(variables, "PET_NODE_RANK", 0))
         return Identity(
-            environment=Kubernetes.name,
+            environment=KubernetesEnvironment.name,
             rank=rank,
             local_rank=0,
             # PyTorchJob's WORLD_SIZE counts processes, its RANK counts pods; PET_NNODES counts pods
@@ -259,9 +259,9 @@ class SingleProcess:
 ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
     RayTrain,
     Torchrun,
-    Horovod,
-    Slurm,
-    Kubernetes,
+    HorovodEnvironment,
+    SlurmEnvironment,
+    KubernetesEnvironment,
     SingleProcess,
 )
 
@@ -287,4 +287,4 @@ def detect(variables: Mapping[str, str] | None = None) -> Identity:
 
 def is_bare_rank(variables: Mapping[str, str]) -> bool:
     """Whether a launcher without a supervisor has started this process as a rank."""
-    return Horovod.detect(variables)
+    return HorovodEnvironment.detect(variables)

@@ -10,7 +10,7 @@ Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class EnvironmentFinding:
     """An error keeps a run from starting or from surviving; a warning costs time or safety."""
 
     check: str
@@ -25,14 +25,14 @@ class Finding:
         return asdict(self)
 
 
-def together(findings: Sequence[Finding]) -> list[Finding]:
+def together(findings: Sequence[EnvironmentFinding]) -> list[EnvironmentFinding]:
     """What is the same on several hosts is said once, with all their names; errors come first."""
-    merged: dict[tuple[str, str, str, str], Finding] = {}
+    merged: dict[tuple[str, str, str, str], EnvironmentFinding] = {}
     for finding in findings:
         key = (finding.check, finding.what, finding.evidence, finding.fix)
         known = merged.get(key)
         hosts = (*known.hosts, *finding.hosts) if known else finding.hosts
-        merged[key] = Finding(
+        merged[key] = EnvironmentFinding(
             finding.check,
             finding.severity,
             tuple(dict.fromkeys(hosts)),

@@ -74,7 +74,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CallDifference:
     """The first collective of a group that ranks called differently."""
 
     group: str
@@ -102,7 +102,7 @@ def parse_calls(document: Mapping[str, Any]) -> Calls:
     return Calls(calls, {name: tuple(ranks) for name, ranks in document["groups"].items()})
 
 
-def first_difference(by_rank: Mapping[int, Calls]) -> Difference | None:
+def first_difference(by_rank: Mapping[int, Calls]) -> CallDifference | None:
     """Where ranks of one group have called different collectives under one number."""
     for group, members in _groups(by_rank):
         own = {rank: by_rank[rank].of(group) for rank in members}
@@ -110,7 +110,7 @@ def first_difference(by_rank: Mapping[int, Calls]) -> Difference | None:
         for number in numbers:
             here = {rank: calls[number] for rank, calls in own.items() if number in calls}
             if len({call.signature for call in here.values()}) > 1:
-                return Difference(group, number, here, _odd_ones(here, own, number))
+                return CallDifference(group, number, here, _odd_ones(here, own, number))
     return None
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from drivetrain.diagnose.collectives import (
     Behind,
     Call,
+    CallDifference,
     Calls,
-    Difference,
     behind,
     first_difference,
     presumed,
@@ -31,7 +31,7 @@ _SAME_ORDER = (
 )
 
 
-def mismatch(evidence: Evidence, found: Difference) -> Finding:
+def mismatch(evidence: Evidence, found: CallDifference) -> Finding:
     """Ranks called different collectives under one number."""
     calls = dict(sorted(found.calls.items()))
     suspects = found.odd or tuple(calls)

@@ -153,7 +153,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChannelLimits:
     """What a member does for whoever asks: no more than its own command line names."""
 
     ports: tuple[int, ...] = ()
@@ -168,7 +168,7 @@ class Limits:
         return not (ports <= {0, *self.ports} and places <= set(self.places))
 
 
-def answer_in(folder: Path, patience_s: float, limits: Limits) -> None:
+def answer_in(folder: Path, patience_s: float, limits: ChannelLimits) -> None:
     """Be the agent of a Folder until told to go, or until nobody has asked for so long."""
     agent = Agent()
     number, deadline = 0, time.monotonic() + patience_s
@@ -185,7 +185,7 @@ def answer_in(folder: Path, patience_s: float, limits: Limits) -> None:
     agent.close_ports()
 
 
-def _answer(agent: Agent, request: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def _answer(agent: Agent, request: Mapping[str, Any], limits: ChannelLimits) -> dict[str, Any]:
     if "error" in request:
         return dict(request)
     call, arguments = request.get("call"), request.get("with")
@@ -248,7 +248,7 @@ def num_members(given: int | None, variables: Mapping[str, str] = os.environ) ->
 def meeting(
     folder: Path,
     count: int,
-    limits: Limits,
+    limits: ChannelLimits,
     variables: Mapping[str, str] = os.environ,
     host: str | None = None,
 ) -> Iterator[list[Channel] | None]:

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from drivetrain.core.errors import EnvironmentProblem
-from drivetrain.core.finding import Finding
+from drivetrain.core.finding import EnvironmentFinding
 from drivetrain.doctor.channels import AgentLost, Channel
 from drivetrain.doctor.checks.network import doubtful
 from drivetrain.doctor.facts import (
-    Clock,
+    ClockOffset,
     Dial,
     Examination,
     Expected,
     HostFacts,
-    Link,
+    HostLink,
     Timeouts,
 )
 from drivetrain.doctor.network import collective_address, is_loopback
@@ -55,7 +55,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Question:
+class HostQuestion:
     """What the run will use, and so what is examined."""
 
     ports: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Member:
+class ExaminedHost:
     """A host that answered, its agent, and the port opened for each one asked for."""
 
     channel: Channel
@@ -81,14 +81,14 @@ class Member:
 
 
 def examine(
-    channels: Sequence[Channel], question: Question, say: Callable[[str], None] = lambda _: None
-) -> tuple[Examination, list[Finding]]:
+    channels: Sequence[Channel], question: HostQuestion, say: Callable[[str], None] = lambda _: None
+) -> tuple[Examination, list[EnvironmentFinding]]:
     """Everything there is to find out, and the hosts that could not be asked."""
     say(f"asking {len(channels)} host{'s' * (len(channels) > 1)}")
     ports, places = list(question.ports), question.places
     answers = _side_by_side(channels, lambda c: _facts(c, ports, places))
-    lost = [answer for answer in answers if isinstance(answer, Finding)]
-    members = [answer for answer in answers if isinstance(answer, Member)]
+    lost = [answer for answer in answers if isinstance(answer, EnvironmentFinding)]
+    members = [answer for answer in answers if isinstance(answer, ExaminedHost)]
     clocks = tuple(_clock(member) for member in members) if len(members) > 1 else ()
     links = _links(members, question, say) if len(members) > 1 else ()
     examination = Examination(
@@ -103,35 +103,39 @@ def examine(
     return examination, lost
 
 
-def _facts(channel: Channel, ports: list[int], places: list[str]) -> Member | Finding:
+def _facts(
+    channel: Channel, ports: list[int], places: list[str]
+) -> ExaminedHost | EnvironmentFinding:
     try:
         answer = channel.ask("facts", ports=ports, places=places)
-        return Member(channel, TypeAdapter(HostFacts).validate_python(answer))
+        return ExaminedHost(channel, TypeAdapter(HostFacts).validate_python(answer))
     except AgentLost as error:
         rule, remedy = error.problems[0].rule, error.problems[0].remedy
     except ValidationError as error:
         rule = f"its answer is none ({error.error_count()} facts are missing or wrong)"
         remedy = "is the same Drivetrain installed there?"
-    return Finding("reach", "error", (channel.name,), "cannot be examined", rule, remedy)
+    return EnvironmentFinding("reach", "error", (channel.name,), "cannot be examined", rule, remedy)
 
 
-def _clock(member: Member) -> Clock:
+def _clock(member: ExaminedHost) -> ClockOffset:
     """The reading with the shortest way there and back is the surest."""
-    best = Clock(member.facts.name, 0.0, float("inf"))
+    best = ClockOffset(member.facts.name, 0.0, float("inf"))
     for _ in range(_NUM_CLOCK_READINGS):
         before = time.time()
         theirs = float(member.channel.ask("clock"))
         after = time.time()
         if (after - before) / 2 < best.uncertainty_s:
-            best = Clock(member.facts.name, theirs - (before + after) / 2, (after - before) / 2)
+            best = ClockOffset(
+                member.facts.name, theirs - (before + after) / 2, (after - before) / 2
+            )
     return best
 
 
 def _links(
-    members: Sequence[Member], question: Question, say: Callable[[str], None]
-) -> tuple[Link, ...]:
+    members: Sequence[ExaminedHost], question: HostQuestion, say: Callable[[str], None]
+) -> tuple[HostLink, ...]:
     listening = _side_by_side(members, lambda member: _listen(member, list(question.ports)))
-    found: list[Link] = []
+    found: list[HostLink] = []
     try:
         plan = rounds(listening)
         for number, pairs in enumerate(plan, start=1):
@@ -144,8 +148,8 @@ def _links(
 
 
 def _looked_at_twice(
-    links: Sequence[Link], members: Sequence[Member], expected: Expected
-) -> list[Link]:
+    links: Sequence[HostLink], members: Sequence[ExaminedHost], expected: Expected
+) -> list[HostLink]:
     """What looks slow is measured again, alone; a host busy for a moment is no slow link."""
     again = doubtful(links, expected)
     by_name = {member.facts.name: member for member in members}
@@ -155,7 +159,7 @@ def _looked_at_twice(
     ]
 
 
-def _measured_again(link: Link, source: Member) -> Link:
+def _measured_again(link: HostLink, source: ExaminedHost) -> HostLink:
     reached = next(d for d in link.dials if d.purpose == "collective" and d.error is None)
     best = link
     for _ in range(_NUM_SECOND_LOOKS):
@@ -168,17 +172,17 @@ def _measured_again(link: Link, source: Member) -> Link:
     return best
 
 
-def _listen(member: Member, ports: list[int]) -> Member:
+def _listen(member: ExaminedHost, ports: list[int]) -> ExaminedHost:
     opened = member.channel.ask("listen", ports=[*ports, _ANY_PORT])
-    return Member(member.channel, member.facts, {int(p): o for p, o in opened.items()})
+    return ExaminedHost(member.channel, member.facts, {int(p): o for p, o in opened.items()})
 
 
-def _both_ways(pair: tuple[Member, Member]) -> list[Link]:
+def _both_ways(pair: tuple[ExaminedHost, ExaminedHost]) -> list[HostLink]:
     # one after the other: they share the wire
     return [_link(*pair), _link(*reversed(pair))]
 
 
-def _link(source: Member, target: Member) -> Link:
+def _link(source: ExaminedHost, target: ExaminedHost) -> HostLink:
     ask = source.channel.ask
     resolved = tuple(ask("resolve", name=target.facts.name))
     dials: list[Dial] = []
@@ -197,7 +201,7 @@ def _link(source: Member, target: Member) -> Link:
     measured: dict[str, Any] = {}
     if reached is not None:
         measured = ask("measure", address=reached, port=free_port)
-    return Link(source.facts.name, target.facts.name, resolved, tuple(dials), **measured)
+    return HostLink(source.facts.name, target.facts.name, resolved, tuple(dials), **measured)
 
 
 def _addresses(target: HostFacts, resolved: Sequence[str]) -> list[str]:
@@ -208,7 +212,7 @@ def _addresses(target: HostFacts, resolved: Sequence[str]) -> list[str]:
     return [a for a in dict.fromkeys(candidates) if not is_loopback(a)]
 
 
-def _shared(members: Sequence[Member], run_dir: str | None) -> dict[str, bool]:
+def _shared(members: Sequence[ExaminedHost], run_dir: str | None) -> dict[str, bool]:
     """Whether each host sees a file that the first one has just written."""
     if run_dir is None or "://" in run_dir or len(members) < 2:
         return {}

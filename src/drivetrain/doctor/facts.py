@@ -30,7 +30,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Device:
+class HostDevice:
     """A GPU, as its driver describes it."""
 
     name: str
@@ -51,7 +51,7 @@ class PortUse:
 
 
 @dataclass(frozen=True)
-class Limits:
+class HostLimits:
     """What the system lets one process have; None where there is no limit."""
 
     open_files: int | None
@@ -78,14 +78,14 @@ class HostFacts:
 
     name: str
     versions: dict[str, str]
-    devices: tuple[Device, ...]
+    devices: tuple[HostDevice, ...]
     adapters: tuple[Adapter, ...]
     interfaces: tuple[Interface, ...]
     own_addresses: tuple[str, ...]
     """What the host's own name resolves to, in order; empty when it does not."""
     variables: dict[str, str]
     """Environment variables that steer a run; what looks secret has been taken out."""
-    limits: Limits
+    limits: HostLimits
     shm_total_bytes: int | None
     shm_free_bytes: int | None
     num_cores: int
@@ -98,7 +98,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockOffset:
     """A host's clock against the client's; the truth is within `uncertainty_s` of `offset_s`."""
 
     host: str
@@ -119,7 +119,7 @@ class Dial:
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """The way from one host to another."""
 
     source: str
@@ -159,8 +159,8 @@ class Examination:
     """All that was found out, before it is judged."""
 
     hosts: tuple[HostFacts, ...]
-    links: tuple[Link, ...] = ()
-    clocks: tuple[Clock, ...] = ()
+    links: tuple[HostLink, ...] = ()
+    clocks: tuple[ClockOffset, ...] = ()
     expected: Expected = Expected()
     timeouts: Timeouts = Timeouts()
     target: str | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from drivetrain._version import __version__
 from drivetrain.core.redaction import without_secrets
 from drivetrain.doctor import network
-from drivetrain.doctor.facts import Adapter, Device, HostFacts, Limits
+from drivetrain.doctor.facts import Adapter, HostDevice, HostFacts, HostLimits
 from drivetrain.doctor.network import port_use
 from drivetrain.doctor.storage import probe
 
@@ -77,7 +77,7 @@ _NVIDIA_SMI = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noh
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv", "efa", "mlx5_ib", "ib_core")
 
 
-def devices() -> tuple[Device, ...]:
+def devices() -> tuple[HostDevice, ...]:
     """The GPUs nvidia-smi lists; none without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -91,9 +91,9 @@ def devices() -> tuple[Device, ...]:
     return tuple(_device(line) for line in result.stdout.splitlines() if line.count(",") == 2)
 
 
-def _device(line: str) -> Device:
+def _device(line: str) -> HostDevice:
     name, memory, driver = (part.strip() for part in line.split(","))
-    return Device(name, int(memory) if memory.isdigit() else 0, driver)
+    return HostDevice(name, int(memory) if memory.isdigit() else 0, driver)
 
 
 def adapters(folder: Path = Path("/sys/class/infiniband")) -> tuple[Adapter, ...]:
@@ -122,7 +122,7 @@ def modules() -> tuple[str, ...]:
     return tuple(name for name in _MODULES if name in loaded)
 
 
-def limits() -> Limits:
+def limits() -> HostLimits:
     """The soft ones: what a process gets unless it asks for more."""
     import resource
 
@@ -130,7 +130,7 @@ def limits() -> Limits:
         value = resource.getrlimit(which)[0]
         return None if value == resource.RLIM_INFINITY else value
 
-    return Limits(
+    return HostLimits(
         soft(resource.RLIMIT_NOFILE), soft(resource.RLIMIT_MEMLOCK), soft(resource.RLIMIT_NPROC)
     )
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from drivetrain.core.finding import Finding
+from drivetrain.core.finding import EnvironmentFinding
 from drivetrain.core.text import readable_bytes
 from drivetrain.doctor.checks.network import suggested
-from drivetrain.doctor.facts import Adapter, Examination, HostFacts, Link
+from drivetrain.doctor.facts import Adapter, Examination, HostFacts, HostLink
 from drivetrain.doctor.host import SHM
 from drivetrain.doctor.network import collective_address, nccl_interface
 
@@ -23,7 +23,7 @@ Fabric = Literal["efa", "infiniband", "roce", "ethernet"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class NCCLSetting:
     """An environment variable to export before the run."""
 
     name: str
@@ -38,52 +38,54 @@ def fabric_of(host: HostFacts) -> Fabric:
     return next((kind for kind in order if kind in kinds), "ethernet")
 
 
-def settings_for(host: HostFacts) -> list[Setting]:
+def settings_for(host: HostFacts) -> list[NCCLSetting]:
     """What to export for this host's fabric."""
     fabric = fabric_of(host)
     adapters = [each for each in host.adapters if each.kind == fabric and each.is_up]
     return [*_bootstrap(host), *_data_path(fabric, adapters, host)]
 
 
-def _bootstrap(host: HostFacts) -> Iterator[Setting]:
+def _bootstrap(host: HostFacts) -> Iterator[NCCLSetting]:
     interface = suggested(host)
     if interface is not None:
         reason = "ranks find each other over it; else a container bridge may be taken"
-        yield Setting("NCCL_SOCKET_IFNAME", f"={interface}", reason)
-        yield Setting("GLOO_SOCKET_IFNAME", interface, "the same for gloo, which takes no `=`")
+        yield NCCLSetting("NCCL_SOCKET_IFNAME", f"={interface}", reason)
+        yield NCCLSetting("GLOO_SOCKET_IFNAME", interface, "the same for gloo, which takes no `=`")
 
 
-def _data_path(fabric: Fabric, adapters: list[Adapter], host: HostFacts) -> Iterator[Setting]:
+def _data_path(fabric: Fabric, adapters: list[Adapter], host: HostFacts) -> Iterator[NCCLSetting]:
     has_peer_memory = bool({"nvidia_peermem", "nv_peer_mem"} & set(host.modules))
     names = ",".join(adapter.name for adapter in adapters)
     if fabric == "ethernet":
         reason = "there is no InfiniBand: without it NCCL searches for one, and says so in its log"
-        yield Setting("NCCL_IB_DISABLE", "1", reason)
+        yield NCCLSetting("NCCL_IB_DISABLE", "1", reason)
         reason = "one thread does not fill a link of 25 Gbit/s and more; on slower ones 1 is enough"
-        yield Setting("NCCL_SOCKET_NTHREADS", "4", reason)
+        yield NCCLSetting("NCCL_SOCKET_NTHREADS", "4", reason)
         reason = "several sockets per thread share the load over a link's queues"
-        yield Setting("NCCL_NSOCKS_PERTHREAD", "4", reason)
+        yield NCCLSetting("NCCL_NSOCKS_PERTHREAD", "4", reason)
     if fabric in ("infiniband", "roce"):
         reason = "these are up; a port that is down, or for storage, would be tried else"
-        yield Setting("NCCL_IB_HCA", f"={names}", reason)
+        yield NCCLSetting("NCCL_IB_HCA", f"={names}", reason)
     if fabric == "roce":
         reason = "RoCE v2 over IPv4 is GID 3 on most cards; `show_gids` lists them"
-        yield Setting("NCCL_IB_GID_INDEX", "3", reason)
+        yield NCCLSetting("NCCL_IB_GID_INDEX", "3", reason)
     if fabric in ("infiniband", "roce") and not has_peer_memory:
         reason = "nvidia_peermem is not loaded, and GPUs cannot be read by the card directly;"
-        yield Setting("NCCL_NET_GDR_LEVEL", "LOC", f"{reason} `modprobe nvidia_peermem` is better")
+        yield NCCLSetting(
+            "NCCL_NET_GDR_LEVEL", "LOC", f"{reason} `modprobe nvidia_peermem` is better"
+        )
     if fabric == "efa":
-        yield Setting("FI_PROVIDER", "efa", "libfabric is not to fall back to TCP in silence")
+        yield NCCLSetting("FI_PROVIDER", "efa", "libfabric is not to fall back to TCP in silence")
         reason = "the plug-in aws-ofi-nccl carries NCCL over EFA; without it NCCL uses TCP"
-        yield Setting("NCCL_NET_PLUGIN", "ofi", reason)
+        yield NCCLSetting("NCCL_NET_PLUGIN", "ofi", reason)
         reason = "ranks that fork loader processes would corrupt registered memory else"
-        yield Setting("FI_EFA_FORK_SAFE", "1", reason)
+        yield NCCLSetting("FI_EFA_FORK_SAFE", "1", reason)
 
 
 # What was examined and found, as text for people and as JSON for programs.
 
 
-def as_dict(examination: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
+def as_dict(examination: Examination, findings: Sequence[EnvironmentFinding]) -> dict[str, Any]:
     """Findings, the settings proposed, and every fact they rest on."""
     return {
         "findings": [finding.to_dict() for finding in findings],
@@ -95,7 +97,7 @@ def as_dict(examination: Examination, findings: Sequence[Finding]) -> dict[str, 
     }
 
 
-def as_lines(examination: Examination, findings: Sequence[Finding]) -> Iterator[str]:
+def as_lines(examination: Examination, findings: Sequence[EnvironmentFinding]) -> Iterator[str]:
     """The hosts, the ways between them, then what is wrong, the worst first."""
     width = max((len(host.name) for host in examination.hosts), default=0)
     for host in examination.hosts:
@@ -129,7 +131,7 @@ def _network(host: HostFacts) -> str:
     return f"{fabric_of(host)}; gloo will use {gloo}, NCCL's bootstrap {nccl or 'nothing'}"
 
 
-def _links(links: Sequence[Link]) -> str:
+def _links(links: Sequence[HostLink]) -> str:
     rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
     delays = [link.latency_s for link in links if link.latency_s is not None]
     if not rates or not delays:
@@ -141,14 +143,14 @@ def _links(links: Sequence[Link]) -> str:
     )
 
 
-def _finding(number: int, finding: Finding) -> Iterator[str]:
+def _finding(number: int, finding: EnvironmentFinding) -> Iterator[str]:
     hosts = ", ".join(finding.hosts) or "the run"
     yield f"{number}. {finding.severity}: {hosts}: {finding.what}"
     yield f"   seen: {finding.evidence}"
     yield f"   fix:  {finding.fix}"
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
+def _verdict(findings: Sequence[EnvironmentFinding]) -> str:
     errors = sum(finding.severity == "error" for finding in findings)
     if not findings:
         return "nothing found that stands in a run's way"

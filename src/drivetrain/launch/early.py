@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.cluster.environments import Slurm
+from drivetrain.cluster.environments import SlurmEnvironment
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
 from drivetrain.record.session import ACCEPT_CHANGE, COMMAND_S, NODE_SESSION, RUN_DIR
@@ -31,7 +31,7 @@ class Step:
 
 def nodes_of_step(variables: Mapping[str, str], run_dir: str | None) -> Step | None:
     """What srun's variables say; None outside a step, or on one node."""
-    if not Slurm.detect(variables):
+    if not SlurmEnvironment.detect(variables):
         return None
     num_nodes = int(variables.get("SLURM_STEP_NUM_NODES", "1"))
     num_tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))

@@ -121,7 +121,7 @@ _ATEN: Any = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Kind:
+class AttentionKind:
     """Which attention it is."""
 
     causal: bool
@@ -131,18 +131,22 @@ class Kind:
 class Kernel(Protocol):
     """Attention to one part, forward and back."""
 
-    def forward(self, inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         """(output, log-sum-exp)."""
         ...
 
     def backward(
-        self, gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+        self,
+        gradient: torch.Tensor,
+        inputs: Three,
+        merged: tuple[torch.Tensor, ...],
+        kind: AttentionKind,
     ) -> Three:
         """`merged`: output and log-sum-exp over all parts."""
         ...
 
 
-def attend(inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, log-sum-exp). Keys may have fewer heads than queries (grouped-query attention)."""
     kernel, inputs, _ = _choose(inputs, kind)
     out, lse = kernel.forward(inputs, kind)
@@ -150,7 +154,7 @@ def attend(inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attend_backward(
-    gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+    gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: AttentionKind
 ) -> Three:
     """What the keys of this part add to the gradients."""
     kernel, inputs, groups = _choose(inputs, kind)
@@ -161,11 +165,15 @@ def attend_backward(
 class _Tiled:
     """For every device and shape."""
 
-    def forward(self, inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         return tiled_forward(*inputs, causal=kind.causal, scale=kind.scale)
 
     def backward(
-        self, gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+        self,
+        gradient: torch.Tensor,
+        inputs: Three,
+        merged: tuple[torch.Tensor, ...],
+        kind: AttentionKind,
     ) -> Three:
         return tiled_backward(gradient, inputs, merged, causal=kind.causal, scale=kind.scale)
 
@@ -173,13 +181,17 @@ class _Tiled:
 class _FlashForCPU:
     """torch's flash attention for CPUs."""
 
-    def forward(self, inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
         out, lse = op(*inputs, 0.0, kind.causal, scale=kind.scale)
         return out, lse
 
     def backward(
-        self, gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+        self,
+        gradient: torch.Tensor,
+        inputs: Three,
+        merged: tuple[torch.Tensor, ...],
+        kind: AttentionKind,
     ) -> Three:
         op = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
         query, key, value = op(gradient, *inputs, *merged, 0.0, kind.causal, scale=kind.scale)
@@ -189,13 +201,17 @@ class _FlashForCPU:
 class _Flash:
     """Flash attention of CUDA and XPU devices; heads of any size, filled up to a multiple of 8."""
 
-    def forward(self, inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_flash_attention  # noqa: SLF001
         out, lse, *_ = op(*map(_filled_up, inputs), 0.0, kind.causal, scale=kind.scale)
         return out[..., : inputs[2].shape[-1]], lse
 
     def backward(
-        self, gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+        self,
+        gradient: torch.Tensor,
+        inputs: Three,
+        merged: tuple[torch.Tensor, ...],
+        kind: AttentionKind,
     ) -> Three:
         op = _ATEN._scaled_dot_product_flash_attention_backward  # noqa: SLF001
         query, key, _ = inputs
@@ -218,13 +234,17 @@ class _Efficient:
 
     _ALIGNMENT = 32  # of the log-sum-exp, which its kernels read in such blocks
 
-    def forward(self, inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_efficient_attention  # noqa: SLF001
         out, lse, *_ = op(*inputs, None, True, 0.0, kind.causal, scale=kind.scale)
         return out, lse[..., : inputs[0].shape[-2]]
 
     def backward(
-        self, gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+        self,
+        gradient: torch.Tensor,
+        inputs: Three,
+        merged: tuple[torch.Tensor, ...],
+        kind: AttentionKind,
     ) -> Three:
         op = _ATEN._scaled_dot_product_efficient_attention_backward  # noqa: SLF001
         out, lse = merged
@@ -240,13 +260,17 @@ class _Efficient:
 class _Overrideable:
     """What an out-of-tree device puts in the place torch has for it."""
 
-    def forward(self, inputs: Three, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_fused_attention_overrideable  # noqa: SLF001
         out, lse, *_ = op(*inputs, None, 0.0, kind.causal, scale=kind.scale)
         return out, lse
 
     def backward(
-        self, gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: Kind
+        self,
+        gradient: torch.Tensor,
+        inputs: Three,
+        merged: tuple[torch.Tensor, ...],
+        kind: AttentionKind,
     ) -> Three:
         op = _ATEN._scaled_dot_product_fused_attention_overrideable_backward  # noqa: SLF001
         query, key, _ = inputs
@@ -269,7 +293,7 @@ TILED: Kernel = _Tiled()
 _CPU: Kernel = _FlashForCPU()
 
 
-def _choose(inputs: Three, kind: Kind) -> tuple[Kernel, Three, int]:
+def _choose(inputs: Three, kind: AttentionKind) -> tuple[Kernel, Three, int]:
     """The kernel, what it is to be given, and how often keys' heads were repeated for it."""
     query, key, value = inputs
     groups = query.shape[1] // key.shape[1]
@@ -280,7 +304,7 @@ def _choose(inputs: Three, kind: Kind) -> tuple[Kernel, Three, int]:
     return _fused(repeated, kind) or TILED, repeated, groups
 
 
-def _fused(inputs: Three, kind: Kind) -> Kernel | None:
+def _fused(inputs: Three, kind: AttentionKind) -> Kernel | None:
     """What `scaled_dot_product_attention` would use, if it can be called by itself."""
     device = inputs[0].device.type
     if not has_kernel(device, "_fused_sdp_choice"):
@@ -372,9 +396,9 @@ def backward_over_parts(
     return to_query.to(query.dtype), to_keys, to_values
 
 
-def _seen(num_parts: int, own: int | None, scale: float) -> Iterator[tuple[int, Kind]]:
+def _seen(num_parts: int, own: int | None, scale: float) -> Iterator[tuple[int, AttentionKind]]:
     last = num_parts - 1 if own is None else own
-    return ((index, Kind(index == own, scale)) for index in range(last + 1))
+    return ((index, AttentionKind(index == own, scale)) for index in range(last + 1))
 
 
 @torch.library.custom_op("drivetrain::attend_to_parts", mutates_args=())

@@ -48,18 +48,18 @@ _HEADS = ("heads", "num_heads", "n_head", "num_attention_heads", "num_key_value_
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedLayer:
     """One layer and how it is cut."""
 
     name: str
     style: str
 
 
-def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> list[Cut]:
+def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> list[ShardedLayer]:
     """The cuts of this model; ConfigError when there is no plan, or it does not fit."""
     plan = _spoken(said) if not isinstance(said, str) else _found(model, said)
     modules = dict(model.named_modules())
-    cuts: list[Cut] = []
+    cuts: list[ShardedLayer] = []
     problems: list[Problem] = []
     for pattern, word in plan.items():
         style = _SAME_AS.get(word, word)
@@ -69,7 +69,7 @@ def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> l
         named = [name for name in modules if _matches(name, pattern)]
         if not named:
             problems.append(Problem(_KEY, "no module has this name", _names(modules), pattern))
-        cuts += [Cut(name, style) for name in named if style != "replicate"]
+        cuts += [ShardedLayer(name, style) for name in named if style != "replicate"]
     problems = [*_head_problems(model, num_ranks), *problems]
     problems += [p for cut in cuts for p in _size_problems(cut, modules[cut.name], num_ranks)]
     if problems:
@@ -106,7 +106,7 @@ def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name) is not None
 
 
-def _size_problems(cut: Cut, module: nn.Module, num_ranks: int) -> list[Problem]:
+def _size_problems(cut: ShardedLayer, module: nn.Module, num_ranks: int) -> list[Problem]:
     if isinstance(module, nn.Embedding) and cut.style == "embedding":
         size, side = module.num_embeddings, "rows"
     elif isinstance(module, nn.Linear) and cut.style == "rowwise":
@@ -185,7 +185,7 @@ def share_layers(model: nn.Module, config: Tensor, mesh: DeviceMesh) -> None:
         parallelize_module(model.get_submodule(name), mesh, style)
 
 
-def _style(cut: Cut, config: Tensor, *, is_last: bool) -> ParallelStyle:
+def _style(cut: ShardedLayer, config: Tensor, *, is_last: bool) -> ParallelStyle:
     parts = config.sequence_parallel
     if cut.style == "embedding":
         return RowwiseParallel(input_layouts=_WHOLE)
@@ -219,7 +219,9 @@ def _in_parts_while_training(module: nn.Module, inputs: Any, output: Any) -> Any
     return stay_in_parts(output) if module.training else whole(output)
 
 
-def _between(model: nn.Module, cuts: list[Cut], mesh: DeviceMesh) -> dict[str, ParallelStyle]:
+def _between(
+    model: nn.Module, cuts: list[ShardedLayer], mesh: DeviceMesh
+) -> dict[str, ParallelStyle]:
     """Norms work on a part of the sequence; blocks begin with one; cut layers see all of it."""
     blocks = repeated_blocks(model)
     names = {module: name for name, module in model.named_modules()}

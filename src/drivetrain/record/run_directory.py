@@ -148,13 +148,15 @@ class RunDirectory:
         """Write down that the command which led it is over, too."""
         _write_json(self.attempt(number) / "closed.json", facts)
 
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[AttemptRecord]:
         """Every life of the run so far, in order."""
         found = []
         for path in sorted((self.path / "attempts").glob("[0-9]*")):
             number = attempt_of(path.name)
             if number is not None:
-                found.append(Attempt(number, *(_read_json(path / f"{n}.json") for n in _ENDS)))
+                found.append(
+                    AttemptRecord(number, *(_read_json(path / f"{n}.json") for n in _ENDS))
+                )
         return found
 
     def failures(self) -> tuple[float, float]:
@@ -192,7 +194,7 @@ class RunDirectory:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One life of a run, as it was written down."""
 
     number: int
@@ -212,7 +214,7 @@ def micro_batch_so_far(path: Path | None) -> int | None:
 _ENDS = ("start", "end")
 
 
-def _lasted_s(attempt: Attempt, following: Mapping[str, Any]) -> float:
+def _lasted_s(attempt: AttemptRecord, following: Mapping[str, Any]) -> float:
     """Up to the one after it, or to its end, whichever was timed by the same host's clock."""
     began_s, host = attempt.start.get("started_s"), attempt.start.get("host")
     ends = {following.get("host"): following.get("started_s")}

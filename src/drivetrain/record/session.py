@@ -47,7 +47,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True)
-class Progress:
+class RankProgress:
     """What one rank last wrote."""
 
     step: int
@@ -119,7 +119,7 @@ def page_path(session: Path, local_rank: int) -> Path:
     return session / f"progress-{local_rank}"
 
 
-def read_progress(session: Path, local_rank: int) -> Progress | None:
+def read_progress(session: Path, local_rank: int) -> RankProgress | None:
     """What a rank last wrote; None before it wrote anything."""
     path = page_path(session, local_rank)
     try:
@@ -131,7 +131,7 @@ def read_progress(session: Path, local_rank: int) -> Progress | None:
     if len(data) < _PAGE.size or not any(data):
         return None
     step, phase, pid, at_ns, slowest_ns, compiles = _PAGE.unpack(data)
-    return Progress(step, Phase(phase), pid, at_ns * 1e-9, slowest_ns * 1e-9, bool(compiles))
+    return RankProgress(step, Phase(phase), pid, at_ns * 1e-9, slowest_ns * 1e-9, bool(compiles))
 
 
 _opened = 0

@@ -22,7 +22,7 @@ class Money:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """One run."""
 
     name: str
@@ -48,7 +48,7 @@ class Status:
         return self.ledger.end_s
 
 
-def status_of(run: RunReading, now_s: float) -> Status:
+def status_of(run: RunReading, now_s: float) -> RunStatus:
     """Where a run stands. Reads rank 0's events and a sample of the ranks' steps."""
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
@@ -56,7 +56,7 @@ def status_of(run: RunReading, now_s: float) -> Status:
     record: dict[str, Any] = run.config.get("record") or {}
     price = record.get("price_per_device_hour")
     facts = last.start if last is not None else {}
-    return Status(
+    return RunStatus(
         name=run.name,
         state=_state(run, last, ledger, now_s),
         reason=last.reason if last is not None and last.kind != "finished" else "",

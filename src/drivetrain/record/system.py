@@ -40,7 +40,7 @@ class SystemWatch:
 
     def _run(self) -> None:
         try:
-            node, gpus = Node(), Gpus()
+            node, gpus = NodeUsage(), Gpus()
             while not self._over.wait(self._every_s):
                 self._show({**node.look(), **gpus.look()})
         except Exception as error:
@@ -52,7 +52,7 @@ def is_available() -> bool:
     return importlib.util.find_spec("psutil") is not None
 
 
-class Node:
+class NodeUsage:
     """Processors, memory and network, by psutil."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import AXES, Layout
-from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.findings import RankReport
 from drivetrain.rehearse.world import axes_of
 
@@ -33,7 +33,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanComparison:
     """One figure, both ways."""
 
     rank: int
@@ -103,7 +103,7 @@ def _candidate(config: Any, layout: Layout) -> Any:
 
 def compare(
     prediction: Prediction, reports: Sequence[RankReport], layout: Layout
-) -> list[Comparison]:
+) -> list[PlanComparison]:
     """The first rehearsed rank of every stage: those at the edges have short shards."""
     compared = []
     for stage in range(layout.pp):
@@ -120,7 +120,7 @@ def compare(
         for key in sorted({*counted, *large}):
             figures[" ".join(key)] = (predicted.get(key, 0.0), counted.get(key, 0.0))
         compared += [
-            Comparison(report.rank, report.kind, what, *both) for what, both in figures.items()
+            PlanComparison(report.rank, report.kind, what, *both) for what, both in figures.items()
         ]
     return compared
 
@@ -133,7 +133,7 @@ def _axes(ranks: tuple[int, ...], layout: Layout) -> str:
     return " × ".join(axis for axis in AXES if getattr(layout, axis) > 1)
 
 
-def _counted(calls: Sequence[Call], layout: Layout) -> dict[tuple[str, str], float]:
+def _counted(calls: Sequence[RehearsedCall], layout: Layout) -> dict[tuple[str, str], float]:
     summed: dict[tuple[str, str], float] = {}
     for call in calls:
         if call.num_bytes >= SMALL and call.name != "broadcast":  # shapes, told once a step

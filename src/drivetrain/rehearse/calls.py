@@ -116,7 +116,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Call:
+class RehearsedCall:
     """One rank's part in one collective."""
 
     name: str
@@ -161,7 +161,7 @@ def _ranks_of(group_name: Any) -> tuple[int, ...]:
 
 def describe(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, line: Line | None
-) -> Call | None:
+) -> RehearsedCall | None:
     """The call that an operator makes; None when it makes none."""
     name = name_of(func)
     if name is None:
@@ -172,7 +172,7 @@ def describe(
     counted = _counted(name, tensors, made, len(ranks))
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
     peer = ranks[args[2]] if name in PAIRWISE and isinstance(args[2], int) else None
-    return Call(name, counted, dtype, ranks, peer, line)
+    return RehearsedCall(name, counted, dtype, ranks, peer, line)
 
 
 def _counted(
@@ -196,7 +196,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def totals(calls: Iterable[Call]) -> dict[tuple[str, int], tuple[int, int]]:
+def totals(calls: Iterable[RehearsedCall]) -> dict[tuple[str, int], tuple[int, int]]:
     """By name and number of ranks: how many, and their bytes."""
     summed: dict[tuple[str, int], tuple[int, int]] = {}
     for call in calls:

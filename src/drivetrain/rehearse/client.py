@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.processes import end_child
 from drivetrain.parallel.layout import Layout
-from drivetrain.rehearse.beside_plan import Comparison, compare, predict_in_process
-from drivetrain.rehearse.findings import Failure, Finding, RankReport, find
+from drivetrain.rehearse.beside_plan import PlanComparison, compare, predict_in_process
+from drivetrain.rehearse.findings import Failure, RankReport, RehearsalFinding, find
 from drivetrain.rehearse.worker import Part, rehearse_rank
 from drivetrain.rehearse.world import Chosen, choose_ranks
 
@@ -27,7 +27,7 @@ _PLAN_S = 120.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class RehearsalRequest:
     """What the user wants to know."""
 
     words: tuple[str, ...]
@@ -42,13 +42,13 @@ class Asked:
 class Rehearsal:
     """What came of it."""
 
-    asked: Asked
+    asked: RehearsalRequest
     layout: Layout | None
     """None when the script failed before it was known."""
     reports: tuple[RankReport, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[RehearsalFinding, ...]
     seconds: float
-    beside_plan: tuple[Comparison, ...] = ()
+    beside_plan: tuple[PlanComparison, ...] = ()
     """What the planner predicts of the same, figure by figure."""
     plan_problem: str = ""
     """Why there is no prediction."""
@@ -59,7 +59,7 @@ class Rehearsal:
         return sum(report.process_bytes for report in self.reports)
 
 
-def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehearsal:
+def rehearse(asked: RehearsalRequest, say: Callable[[str], None] = lambda _: None) -> Rehearsal:
     """Run the script as each of the ranks that stand for all."""
     _check(asked)
     # a folder that only this user can open: what ranks write to each other decides what they do
@@ -67,7 +67,7 @@ def rehearse(asked: Asked, say: Callable[[str], None] = lambda _: None) -> Rehea
         return _rehearse(asked, f"{folder}/letters", say)
 
 
-def _rehearse(asked: Asked, letters: str, say: Callable[[str], None]) -> Rehearsal:
+def _rehearse(asked: RehearsalRequest, letters: str, say: Callable[[str], None]) -> Rehearsal:
     began = time.perf_counter()
     os.environ[SCRIPT] = asked.words[0]
     part = Part(
@@ -82,7 +82,7 @@ def _rehearse(asked: Asked, letters: str, say: Callable[[str], None]) -> Rehears
     ranks: list[_Process] = []
     layout: Layout | None = None
     foresight: _Foresight | None = None
-    compared: list[Comparison] = []
+    compared: list[PlanComparison] = []
     problem = ""
     try:
         say("finding out the layout")
@@ -122,7 +122,7 @@ def _end_server() -> None:
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: RehearsalRequest) -> None:
     problems = []
     if asked.world_size < 2:
         rule = "a rehearsal is of several ranks"
@@ -189,7 +189,7 @@ class _Foresight:
 
     def compare(
         self, reports: Sequence[RankReport], layout: Layout
-    ) -> tuple[list[Comparison], str]:
+    ) -> tuple[list[PlanComparison], str]:
         """Beside what was counted; or nothing, and why."""
         if any(report.failure for report in reports):
             return [], ""

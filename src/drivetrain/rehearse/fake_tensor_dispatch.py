@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from drivetrain.rehearse.calls import NAMESPACES, Call, Line, describe, here
+from drivetrain.rehearse.calls import NAMESPACES, Line, RehearsedCall, describe, here
 from drivetrain.rehearse.mailbox import Mailbox
 
 # How many bytes are alive: every storage a rank makes, from its making to its end.
@@ -126,7 +126,7 @@ class FakeTensorDispatch(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.memory = memory
         self.mailbox = mailbox
-        self.calls: list[Call] = []
+        self.calls: list[RehearsedCall] = []
         self.values_read: list[Line | None] = []
         self.builds = False
         """While the model is built, everything is fake."""
@@ -219,7 +219,7 @@ class FakeTensorDispatch(TorchDispatchMode):
             _deliver(call, func, args, self.mailbox)
         return made
 
-    def _note(self, func: Any, args: Any, kwargs: Any, made: Any) -> Call | None:
+    def _note(self, func: Any, args: Any, kwargs: Any, made: Any) -> RehearsedCall | None:
         call = describe(func, args, kwargs, made, here())
         if call is not None:
             self.calls.append(call)
@@ -264,7 +264,7 @@ def _done(func: Any, args: tuple[Any, ...]) -> Any:
     return work if len(func._schema.returns) == 1 else (args[0], work)  # noqa: SLF001
 
 
-def _deliver(call: Call, func: Any, args: Any, mailbox: Mailbox) -> None:
+def _deliver(call: RehearsedCall, func: Any, args: Any, mailbox: Mailbox) -> None:
     """The values of the other ranks, where the collective would have put them."""
     operator = func._schema.name.partition("::")[2]  # noqa: SLF001
     if operator == "send":
@@ -276,7 +276,7 @@ def _deliver(call: Call, func: Any, args: Any, mailbox: Mailbox) -> None:
 
 
 def _received(
-    operator: str, call: Call, args: Any, mailbox: Mailbox
+    operator: str, call: RehearsedCall, args: Any, mailbox: Mailbox
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Tensors to fill, each with what it is filled with."""
     if operator == "recv_":

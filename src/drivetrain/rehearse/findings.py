@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from drivetrain.core.text import readable_bytes
 from drivetrain.data.batches import BatchPlan
-from drivetrain.rehearse.calls import PAIRWISE, Call, Line
+from drivetrain.rehearse.calls import PAIRWISE, Line, RehearsedCall
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankMemory:
     """One rank's bytes."""
 
     weights: int = 0
@@ -46,10 +46,10 @@ class RankReport:
 
     rank: int
     kind: str
-    calls: tuple[Call, ...] = ()
-    in_step: tuple[Call, ...] = ()
+    calls: tuple[RehearsedCall, ...] = ()
+    in_step: tuple[RehearsedCall, ...] = ()
     """Those of the last step."""
-    memory: Memory = field(default_factory=Memory)
+    memory: RankMemory = field(default_factory=RankMemory)
     missing: tuple[tuple[str, Line | None], ...] = ()
     values_read: tuple[Line, ...] = ()
     failure: Failure | None = None
@@ -60,7 +60,7 @@ class RankReport:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RehearsalFinding:
     """One thing that would have gone wrong."""
 
     what: str
@@ -76,7 +76,7 @@ class Finding:
         return f"{'warning: ' * self.is_warning}{self.what} ({who}): {self.message}{at}"
 
 
-def find(reports: Sequence[RankReport], device_memory: int | None) -> list[Finding]:
+def find(reports: Sequence[RankReport], device_memory: int | None) -> list[RehearsalFinding]:
     """Everything that is wrong, the cause before what follows from it."""
     unequal = _unequal(reports)
     failures = _failures(reports, is_together=True)
@@ -87,13 +87,13 @@ def find(reports: Sequence[RankReport], device_memory: int | None) -> list[Findi
     return [*wrong, *_idle(reports)]
 
 
-def _failures(reports: Iterable[RankReport], *, is_together: bool) -> list[Finding]:
+def _failures(reports: Iterable[RankReport], *, is_together: bool) -> list[RehearsalFinding]:
     by_cause: dict[Failure, list[int]] = {}
     for report in reports:
         if report.failure is not None and report.failure.is_together is is_together:
             by_cause.setdefault(report.failure, []).append(report.rank)
     return [
-        Finding(
+        RehearsalFinding(
             "config" if failure.is_config else "error",
             tuple(ranks),
             failure.message if failure.is_config else f"{failure.kind}: {failure.message}",
@@ -103,7 +103,7 @@ def _failures(reports: Iterable[RankReport], *, is_together: bool) -> list[Findi
     ]
 
 
-def _missing(reports: Iterable[RankReport]) -> list[Finding]:
+def _missing(reports: Iterable[RankReport]) -> list[RehearsalFinding]:
     ranks: dict[tuple[str, Line | None], list[int]] = {}
     for report in reports:
         for each in report.missing:
@@ -114,12 +114,12 @@ def _missing(reports: Iterable[RankReport]) -> list[Finding]:
         names.append(name)
     rule = "no gradient after backward; use it in the loss, or set requires_grad to False"
     return [
-        Finding("missing gradient", tuple(where), f"{', '.join(names)}: {rule}", line)
+        RehearsalFinding("missing gradient", tuple(where), f"{', '.join(names)}: {rule}", line)
         for line, (names, where) in by_line.items()
     ]
 
 
-def _too_large(reports: Iterable[RankReport], device_memory: int | None) -> list[Finding]:
+def _too_large(reports: Iterable[RankReport], device_memory: int | None) -> list[RehearsalFinding]:
     if device_memory is None:
         return []
     findings = []
@@ -132,20 +132,20 @@ def _too_large(reports: Iterable[RankReport], device_memory: int | None) -> list
             f"{report.kind}: {readable_bytes(memory.peak)} at the peak, and a device has "
             f"{readable_bytes(device_memory)}; it was full while {doing}"
         )
-        findings.append(Finding("out of memory", (report.rank,), message, line))
+        findings.append(RehearsalFinding("out of memory", (report.rank,), message, line))
     return findings
 
 
-def _idle(reports: Iterable[RankReport]) -> list[Finding]:
+def _idle(reports: Iterable[RankReport]) -> list[RehearsalFinding]:
     """Ranks that would only wait for the others; the plan is the same on every rank."""
     plans = [report.batches for report in reports if report.batches is not None]
     messages = [plan.idle_warning for plan in plans[:1] if plan.idle_warning]
-    return [Finding("idle ranks", (), message, is_warning=True) for message in messages]
+    return [RehearsalFinding("idle ranks", (), message, is_warning=True) for message in messages]
 
 
-def _unequal(reports: Sequence[RankReport]) -> list[Finding]:
+def _unequal(reports: Sequence[RankReport]) -> list[RehearsalFinding]:
     """The first place where two ranks of one group do not do the same."""
-    findings: dict[tuple[object, ...], Finding] = {}
+    findings: dict[tuple[object, ...], RehearsalFinding] = {}
     groups = {call.ranks for report in reports for call in report.calls}
     for group in sorted(groups, key=lambda ranks: (len(ranks), ranks)):
         members = [report for report in reports if report.rank in group]
@@ -159,7 +159,7 @@ def _unequal(reports: Sequence[RankReport]) -> list[Finding]:
 
 def _difference(
     one: RankReport, other: RankReport, group: tuple[int, ...]
-) -> tuple[str, Finding] | None:
+) -> tuple[str, RehearsalFinding] | None:
     pairs = zip_longest(_in_group(one, group), _in_group(other, group))
     for position, (mine, theirs) in enumerate(pairs):
         if mine is None or theirs is None:
@@ -182,20 +182,22 @@ def _difference(
     return None
 
 
-def _in_group(report: RankReport, group: tuple[int, ...]) -> list[Call]:
+def _in_group(report: RankReport, group: tuple[int, ...]) -> list[RehearsedCall]:
     calls = report.calls
     return [call for call in calls if call.ranks == group and call.name not in PAIRWISE]
 
 
-def _finding(one: RankReport, other: RankReport, message: str, line: Line | None) -> Finding:
-    return Finding("unequal collectives", (one.rank, other.rank), message, line)
+def _finding(
+    one: RankReport, other: RankReport, message: str, line: Line | None
+) -> RehearsalFinding:
+    return RehearsalFinding("unequal collectives", (one.rank, other.rank), message, line)
 
 
-def _said(call: Call) -> str:
+def _said(call: RehearsedCall) -> str:
     return f"{call.name} of {readable_bytes(call.num_bytes)} {call.dtype}".rstrip()
 
 
-def _elsewhere(mine: Call, theirs: Call) -> str:
+def _elsewhere(mine: RehearsedCall, theirs: RehearsedCall) -> str:
     if mine.line is None or theirs.line is None or mine.line == theirs.line:
         return ""
     return f" (there at {theirs.line})"

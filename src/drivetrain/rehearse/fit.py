@@ -28,7 +28,7 @@ from drivetrain.parallel.parts import local_parts
 from drivetrain.plan.profile.fake_tensor_patches import moving_modules, shapes_worked_out_aside
 from drivetrain.rehearse.calls import Line, here
 from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
-from drivetrain.rehearse.findings import Memory
+from drivetrain.rehearse.findings import RankMemory
 from drivetrain.rehearse.world import RehearsedWorld
 from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.history import History, StepMetrics
@@ -57,10 +57,10 @@ class Seen:
     notes: tuple[str, ...] = ()
     batches: BatchPlan | None = None
 
-    def memory(self, tensors: FakeTensorDispatch) -> Memory:
+    def memory(self, tensors: FakeTensorDispatch) -> RankMemory:
         """In bytes, so far."""
         live = tensors.memory
-        return Memory(
+        return RankMemory(
             self.weights, self.gradients, self.optimizer, live.peak, live.peak_line, live.over
         )
 

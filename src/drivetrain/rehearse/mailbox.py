@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store
 from drivetrain.checkpoint.shards import raw_bytes
 from drivetrain.core.bounded import parse_json
 from drivetrain.parallel.layout import Layout
-from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.world import axes_of, speaker_for
 
 # What one rehearsed rank writes to another: the collective it is at, and small tensors.
@@ -31,7 +31,7 @@ from drivetrain.rehearse.world import axes_of, speaker_for
 Shape = tuple[str, int, str]
 
 
-def written_letter(call: Call, values: Sequence[torch.Tensor]) -> str:
+def written_letter(call: RehearsedCall, values: Sequence[torch.Tensor]) -> str:
     """For the store."""
     return json.dumps({"shape": call.shape, "values": [_tensor_out(value) for value in values]})
 
@@ -83,7 +83,9 @@ class Mailbox:
         self._turns: Counter[str] = Counter()
         self._speakers: dict[int, int] = {each: each for each in rehearsed}
 
-    def exchange(self, call: Call, values: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    def exchange(
+        self, call: RehearsedCall, values: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
         """What each rank of the group has given, in the group's order."""
         along = f"{axes_of(call.ranks, self._layout)}/{len(call.ranks)}"
         self._turns[along] += 1
@@ -98,12 +100,12 @@ class Mailbox:
             self._speakers[rank] = speaker_for(rank, self._rehearsed, self._layout)
         return self._speakers[rank]
 
-    def send(self, call: Call, values: Sequence[torch.Tensor]) -> None:
+    def send(self, call: RehearsedCall, values: Sequence[torch.Tensor]) -> None:
         """To one other rank, which may read it later."""
         key = f"{self._next(self._rank, call.peer)}/{self._rank}"
         self._store.set(key, written_letter(call, values))
 
-    def receive(self, call: Call) -> list[torch.Tensor] | None:
+    def receive(self, call: RehearsedCall) -> list[torch.Tensor] | None:
         """From one other rank; None when that is not rehearsed."""
         if call.peer is None or call.peer not in self._rehearsed:
             return None
@@ -115,7 +117,7 @@ class Mailbox:
         self._turns[pair] += 1
         return f"{pair}/{self._turns[pair]}"
 
-    def _read(self, group: str, rank: int, call: Call) -> list[torch.Tensor]:
+    def _read(self, group: str, rank: int, call: RehearsedCall) -> list[torch.Tensor]:
         key = f"{group}/{rank}"
         try:
             self._store.wait([key], self._timeout)

@@ -8,9 +8,9 @@ from typing import Any
 
 from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.layout import Layout
-from drivetrain.rehearse.calls import Call
+from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.client import Rehearsal
-from drivetrain.rehearse.findings import Finding, RankReport
+from drivetrain.rehearse.findings import RankReport, RehearsalFinding
 from drivetrain.rehearse.world import axes_of
 
 
@@ -102,7 +102,7 @@ def _plan_table(rehearsal: Rehearsal) -> list[str]:
     return ["", *_aligned(rows, left={1})]
 
 
-def _totals(calls: Iterable[Call], layout: Layout) -> list[tuple[str, str, int, int, int]]:
+def _totals(calls: Iterable[RehearsedCall], layout: Layout) -> list[tuple[str, str, int, int, int]]:
     summed: dict[tuple[str, str, int], tuple[int, int]] = {}
     for call in calls:
         key = (call.name, axes_of(call.ranks, layout), len(call.ranks))
@@ -149,7 +149,7 @@ def _rank_dict(report: RankReport, layout: Layout | None) -> dict[str, Any]:
     }
 
 
-def _finding_dict(finding: Finding) -> dict[str, Any]:
+def _finding_dict(finding: RehearsalFinding) -> dict[str, Any]:
     line = finding.line
     return {
         "what": finding.what,

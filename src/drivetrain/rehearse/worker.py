@@ -51,7 +51,7 @@ class _Through(BaseException):
     """The script's training has been rehearsed; the rest of the script is not run."""
 
 
-class _Rank:
+class _RehearsedRank:
     def __init__(self, part: Part, connection: Connection) -> None:
         self.part = part
         self.connection = connection
@@ -101,7 +101,7 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
     began = time.perf_counter()
     _be_silent()
     torch.set_num_threads(1)
-    rank = _Rank(part, connection)
+    rank = _RehearsedRank(part, connection)
     failure: Failure | None = None
     try:
         become_rank(part.rank, part.world_size, part.devices_per_node)

@@ -25,7 +25,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from drivetrain.record.session import NODE_SESSION, Phase
-from drivetrain.supervise.attempt import Attempt
+from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.failures.attempt_report import write_end
 from drivetrain.supervise.failures.failure import RankFailure, was_aborted
 from drivetrain.supervise.failures.reporting import (
@@ -36,8 +36,8 @@ from drivetrain.supervise.failures.reporting import (
     with_verdict,
     write_down,
 )
-from drivetrain.supervise.machine import Action, Machine, State
-from drivetrain.supervise.policy import PREEMPTED_CODE, End, Kind, Settings, decide
+from drivetrain.supervise.machine import Action, Machine, MachineState
+from drivetrain.supervise.policy import PREEMPTED_CODE, End, EndKind, Settings, decide
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node, WarmProcess
 from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
@@ -74,7 +74,7 @@ class Supervisor(SimpleElasticAgent):
         self._requests = Requests()
         self._group = Group(self._worker_group, self._rendezvous)
         self._starter = Starter(settings, self._node, logs, head_start)
-        self._attempt = Attempt(0, self._node, self._worker_group, self._session)
+        self._attempt = NodeAttempt(0, self._node, self._worker_group, self._session)
         self._watch = StallWatch(settings.patience)
         self._ask_after_s = 0.0
         """Of idleness: ranks of a script that reports no steps are asked then."""
@@ -83,7 +83,7 @@ class Supervisor(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         number = self._attempt.number + 1
-        self._attempt = Attempt(number, self._node, worker_group, self._session)
+        self._attempt = NodeAttempt(number, self._node, worker_group, self._session)
         self._starter.start(self._attempt)
         return {worker.local_rank: worker.pid for worker in self._node.workers}
 
@@ -125,7 +125,7 @@ class Supervisor(SimpleElasticAgent):
         elif self._head_start is None:
             self._node.prepare(self._num_ranks)
         self._meet()
-        while self._machine.state is not State.OVER:
+        while self._machine.state is not MachineState.OVER:
             self._requests.wait([worker.pid for worker in self._node.workers], _TICK_S)
             asked = self._requests.take()
             if asked:
@@ -133,9 +133,9 @@ class Supervisor(SimpleElasticAgent):
                 self._do(self._machine.asked(asked))
             self._do(self._machine.tick())
             match self._machine.state:
-                case State.RUNNING | State.DRAINING:
+                case MachineState.RUNNING | MachineState.DRAINING:
                     self._look()
-                case State.FINISHING:
+                case MachineState.FINISHING:
                     self._finish_together()
                 case _:
                     pass
@@ -157,8 +157,8 @@ class Supervisor(SimpleElasticAgent):
         if any(page is not None and page.phase is Phase.STEPPING for page in pages):
             spares = self._settings.spares
             self._node.keep_warm(self._num_ranks if spares is None else spares)
-        if self._machine.state is State.RUNNING and self._group.nodes_are_waiting():
-            self._end(End(Kind.RESIZED, self._attempt.step()))
+        if self._machine.state is MachineState.RUNNING and self._group.nodes_are_waiting():
+            self._end(End(EndKind.RESIZED, self._attempt.step()))
 
     @property
     def _num_ranks(self) -> int:
@@ -169,18 +169,18 @@ class Supervisor(SimpleElasticAgent):
         return set(codes.values()) == {0} and len(codes) < len(self._node.workers)
 
     def _on_exits(self, codes: Mapping[int, int]) -> None:
-        is_live = self._settings.live and self._machine.state is State.RUNNING
+        is_live = self._settings.live and self._machine.state is MachineState.RUNNING
         if is_live and self._replace_lost(codes):
             return
         # where one live replica has finished the run, nobody is started again
         if set(codes.values()) == {0} or (is_live and 0 in codes.values()):
             if len(codes) == len(self._node.workers):
-                self._end(End(Kind.FINISHED, self._attempt.step(), 0))
+                self._end(End(EndKind.FINISHED, self._attempt.step(), 0))
             return
         codes = self._attempt.wait_for_the_cause(codes)
         stops_well = set(codes.values()) <= {0, PREEMPTED_CODE}
         is_partial = len(codes) < len(self._node.workers)
-        if self._machine.state is State.DRAINING and is_partial and stops_well:
+        if self._machine.state is MachineState.DRAINING and is_partial and stops_well:
             return  # the others are still saving
         failures = self._attempt.failures(codes)
         self._end(self._attempt.classify(failures), failures)
@@ -193,7 +193,7 @@ class Supervisor(SimpleElasticAgent):
             failures = self._attempt.failures({rank: code})
             end = self._attempt.classify(failures)
             decision = decide(end, self._machine.history, self._settings.budgets)
-            if not decision.restart or end.kind is Kind.PREEMPTED:
+            if not decision.restart or end.kind is EndKind.PREEMPTED:
                 return False
             self._machine.history.append(end)
             account = self._attempt.account(end, failures, why=self._machine.why, restarts=True)
@@ -204,11 +204,11 @@ class Supervisor(SimpleElasticAgent):
 
     def _on_stall(self, stall: Stall) -> None:
         self._watch.leniency *= 2
-        if self._settings.live and self._machine.state is State.RUNNING:
+        if self._settings.live and self._machine.state is MachineState.RUNNING:
             self._node.workers[stall.local_rank].kill()  # its end is seen at the next look
             return
         rank = self._attempt.global_rank(stall.local_rank)
-        self._end(End(Kind.STALLED, self._attempt.step()), detail=f"rank {rank}: {stall}")
+        self._end(End(EndKind.STALLED, self._attempt.step()), detail=f"rank {rank}: {stall}")
 
     def _waits_in_vain(self, codes: Mapping[int, int]) -> bool:
         """Of a script that reports no steps: whether its ranks only wait for each other."""
@@ -222,7 +222,7 @@ class Supervisor(SimpleElasticAgent):
         if not self._attempt.waits_for_itself(idle_s, patience):
             return False
         detail = f"no rank has computed anything for {idle_s:.1f} s"
-        self._end(End(Kind.STALLED, 0, trains=False), detail=detail)
+        self._end(End(EndKind.STALLED, 0, trains=False), detail=detail)
         return True
 
     def _finish_together(self) -> None:
@@ -248,7 +248,7 @@ class Supervisor(SimpleElasticAgent):
         sys.stdout.flush()
         if self._machine.asked_by:
             say(stopped(end, self._machine.asked_by))
-        elif end.kind is not Kind.FINISHED:
+        elif end.kind is not EndKind.FINISHED:
             said = paragraph(account)
             say(with_verdict(said, finding, is_written_down=end.trains))
         self._do(actions)

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from drivetrain.diagnose.stacks import parse_stacks
-from drivetrain.record.session import TRAINS, Progress, read_progress
+from drivetrain.record.session import TRAINS, RankProgress, read_progress
 from drivetrain.supervise.failures.attempt_report import AttemptReport, whole_traceback
 from drivetrain.supervise.failures.failure import RankFailure, classify, last_step, root_cause
 from drivetrain.supervise.failures.rank_dump import RankDump
@@ -26,7 +26,7 @@ _SAYING_WHY_S = 0.1
 _LEAVING_S = 2.0
 
 
-class Attempt:
+class NodeAttempt:
     """The ranks of `group` that run in the processes of `node`."""
 
     def __init__(self, number: int, node: Node, group: WorkerGroup, session: Path) -> None:
@@ -54,7 +54,7 @@ class Attempt:
         """Whether the script trains with Drivetrain."""
         return (self._session / TRAINS).exists()
 
-    def pages(self) -> list[Progress | None]:
+    def pages(self) -> list[RankProgress | None]:
         """What each rank last wrote."""
         return [read_progress(self._session, w.local_rank) for w in self._node.workers]
 

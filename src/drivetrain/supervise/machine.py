@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from drivetrain.supervise.policy import PREEMPTED_CODE, Budgets, Decision, End, Kind, decide
+from drivetrain.supervise.policy import PREEMPTED_CODE, Budgets, Decision, End, EndKind, decide
 
 _SAME_REQUEST_S = 1.0
 _BY_THE_SIGNAL = frozenset({128 + signal.SIGTERM, 128 + signal.SIGUSR1})
 
 
-class State(Enum):
+class MachineState(Enum):
     """Where a node's part of the run is."""
 
     MEETING = "meeting"
@@ -50,7 +50,7 @@ class Machine:
     budgets: Budgets
     clock: Callable[[], float]
     grace_s: float = 30.0
-    state: State = State.MEETING
+    state: MachineState = MachineState.MEETING
     history: list[End] = field(default_factory=list)
     exit_code: int = 0
     why: str = ""
@@ -61,68 +61,68 @@ class Machine:
 
     def met(self) -> list[Action]:
         """All nodes are there; ranks have their numbers."""
-        if self.state is State.DRAINING:  # asked to stop while meeting
+        if self.state is MachineState.DRAINING:  # asked to stop while meeting
             return self._over(PREEMPTED_CODE)
-        self._expect(State.MEETING)
-        self.state = State.RUNNING
+        self._expect(MachineState.MEETING)
+        self.state = MachineState.RUNNING
         return [Action.START]
 
     def could_not_meet(self) -> None:
         """Leaving, so that this node can be started again."""
-        self.state, self.exit_code = State.OVER, PREEMPTED_CODE
+        self.state, self.exit_code = MachineState.OVER, PREEMPTED_CODE
 
     def came_too_late(self, *, has_finished: bool) -> None:
         """The other nodes have closed the group: they have finished the run, or given it up."""
-        self.state = State.OVER
+        self.state = MachineState.OVER
         self.exit_code = 0 if has_finished else self.exit_code or 1
 
     def ended(self, end: End) -> list[Action]:
         """The node's ranks have ended, or must be ended, for this reason."""
-        if self.state is State.DRAINING:
+        if self.state is MachineState.DRAINING:
             self.history.append(end)
             # one that was only just starting, or ending, knows nothing of saving
             ended_by_it = end.trains and end.exit_code in _BY_THE_SIGNAL
-            stopped_well = end.kind in (Kind.PREEMPTED, Kind.FINISHED) or ended_by_it
-            code = 0 if end.kind is Kind.FINISHED else PREEMPTED_CODE if stopped_well else None
+            stopped_well = end.kind in (EndKind.PREEMPTED, EndKind.FINISHED) or ended_by_it
+            code = 0 if end.kind is EndKind.FINISHED else PREEMPTED_CODE if stopped_well else None
             return [Action.KILL, *self._over(end.exit_code if code is None else code)]
-        if end.kind is Kind.FINISHED:
-            self._expect(State.RUNNING)
-            self.state = State.FINISHING
+        if end.kind is EndKind.FINISHED:
+            self._expect(MachineState.RUNNING)
+            self.state = MachineState.FINISHING
             return []
         decision = decide(end, self.history, self.budgets)
         self.history.append(end)
-        stacks = [Action.DUMP_STACKS] if end.kind is Kind.STALLED else []
+        stacks = [Action.DUMP_STACKS] if end.kind is EndKind.STALLED else []
         return [*stacks, Action.KILL, *self._follow(decision, end)]
 
     def others_ended(self) -> list[Action]:
         """Every node's ranks have finished."""
-        self._expect(State.FINISHING)
+        self._expect(MachineState.FINISHING)
         return self._over(0)
 
     def rejoin(self) -> list[Action]:
         """A node failed while this one had finished: go back and end together."""
-        self._expect(State.FINISHING)
-        self.history.append(End(Kind.PEER, self._last_step()))
-        self.state = State.MEETING
+        self._expect(MachineState.FINISHING)
+        self.history.append(End(EndKind.PEER, self._last_step()))
+        self.state = MachineState.MEETING
         return [Action.KILL, Action.MEET]
 
     def asked(self, by: str) -> list[Action]:
         """A scheduler, or a person, wants the run to stop; a second time means at once."""
-        if self.state is State.DRAINING:
+        if self.state is MachineState.DRAINING:
             if self.clock() - self.asked_s < _SAME_REQUEST_S:
                 return []  # schedulers signal every process of a job, and it is passed on too
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
-        if self.state is State.OVER:
+        if self.state is MachineState.OVER:
             return []
         self.asked_s = self.clock()
-        was_running = self.state is State.RUNNING
-        self.asked_by, self.state = by, State.DRAINING
+        was_running = self.state is MachineState.RUNNING
+        self.asked_by, self.state = by, MachineState.DRAINING
         self.deadline_s = self.clock() + self.grace_s
         return [Action.ASK] if was_running else self._over(PREEMPTED_CODE)
 
     def tick(self) -> list[Action]:
         """Time has passed."""
-        if self.state is State.DRAINING and self.clock() > self.deadline_s:
+        if self.state is MachineState.DRAINING and self.clock() > self.deadline_s:
             self.why = f"the ranks did not stop within {self.grace_s:g} s and were ended"
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
         return []
@@ -130,17 +130,17 @@ class Machine:
     def _follow(self, decision: Decision, end: End) -> list[Action]:
         self.why = decision.why
         if decision.restart:
-            self.state = State.MEETING
+            self.state = MachineState.MEETING
             return [Action.MEET]
         return self._over(end.exit_code)
 
     def _over(self, exit_code: int) -> list[Action]:
-        self.state, self.exit_code = State.OVER, exit_code
+        self.state, self.exit_code = MachineState.OVER, exit_code
         return [Action.LEAVE]
 
     def _last_step(self) -> int:
         return self.history[-1].step if self.history else 0
 
-    def _expect(self, *states: State) -> None:
+    def _expect(self, *states: MachineState) -> None:
         if self.state not in states:
             raise RuntimeError(f"{self.state} where one of {states} was expected")

@@ -22,7 +22,7 @@ PREEMPTED_CODE = 75
 STALE_CODE = 77
 
 
-class Kind(Enum):
+class EndKind(Enum):
     """Why an attempt ended."""
 
     FINISHED = "finished"
@@ -39,7 +39,7 @@ class Kind(Enum):
 class End:
     """How one attempt ended, as this node saw it."""
 
-    kind: Kind
+    kind: EndKind
     step: int
     """Last finished step, or that of the checkpoint it went on from; 0 when there was none."""
     exit_code: int = 1
@@ -55,7 +55,7 @@ class End:
         """How far it had come, in words."""
         if not self.step:
             return "before its first step"
-        is_start = self.kind is Kind.START_UP
+        is_start = self.kind is EndKind.START_UP
         return f"after resuming from step {self.step}" if is_start else f"after step {self.step}"
 
 
@@ -83,15 +83,15 @@ class Decision:
 def decide(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
     """What to do after `end`; `history` are the ends before it."""
     match end.kind:
-        case Kind.FINISHED:
+        case EndKind.FINISHED:
             return Decision(False)
-        case Kind.STALE:
+        case EndKind.STALE:
             return Decision(False, "another attempt has taken over the run")
-        case Kind.RESIZED:
+        case EndKind.RESIZED:
             return Decision(True)
-        case Kind.PEER:
+        case EndKind.PEER:
             return _after_peer(end, history, budgets)
-        case Kind.PREEMPTED:
+        case EndKind.PREEMPTED:
             return _within(end, history, budgets.preemptions, "preemptions")
         case _:
             return _after_failure(end, history, budgets)
@@ -105,7 +105,7 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
         return Decision(False, why)
     if not end.trains:
         return _within(end, history, budgets.failures, "failures")
-    if end.kind is Kind.START_UP:
+    if end.kind is EndKind.START_UP:
         return _within(end, history, budgets.start_ups, "failures before the first step")
     if _in_a_row(end, history) >= budgets.same_step:
         return Decision(
@@ -121,7 +121,7 @@ def _is_same_mistake(end: End, history: Sequence[End]) -> bool:
 
     Samples and random numbers of a step are the same each time: so is what a mistake makes of them.
     """
-    passing = (Kind.RESIZED, Kind.PEER, Kind.PREEMPTED)
+    passing = (EndKind.RESIZED, EndKind.PEER, EndKind.PREEMPTED)
     before = next((other for other in reversed(history) if other.kind not in passing), None)
     if before is None or not end.fault:
         return False
@@ -135,14 +135,18 @@ def _may_help(end: End, history: Sequence[End]) -> bool:
     after an error of its own before the first step of its first life.
     """
     has_trained = any(other.step for other in history)
-    is_mistake = end.kind is Kind.FAILED and not end.step and bool(end.fault)
-    own_error = (end.kind is Kind.START_UP or is_mistake) and not end.by_signal and not has_trained
+    is_mistake = end.kind is EndKind.FAILED and not end.step and bool(end.fault)
+    own_error = (
+        (end.kind is EndKind.START_UP or is_mistake) and not end.by_signal and not has_trained
+    )
     return end.trains and end.exit_code not in _HOPELESS and not own_error
 
 
 def _after_peer(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
     """Another node decides, usually; but when every node only sees the others end, nobody does."""
-    row = itertools.takewhile(lambda e: e.kind is Kind.PEER and e.step == end.step, history[::-1])
+    row = itertools.takewhile(
+        lambda e: e.kind is EndKind.PEER and e.step == end.step, history[::-1]
+    )
     if sum(1 for _ in row) < 2 * budgets.same_step:
         return Decision(True)
     why = "again and again the other nodes' ranks were gone first: can the nodes reach each other?"
@@ -158,13 +162,13 @@ def _within(end: End, history: Sequence[End], budget: int, name: str) -> Decisio
 
 def _pot(end: End) -> str:
     """Stalls and failures share a budget."""
-    return "failed" if end.kind in (Kind.FAILED, Kind.STALLED) else end.kind.value
+    return "failed" if end.kind in (EndKind.FAILED, EndKind.STALLED) else end.kind.value
 
 
 def _in_a_row(end: End, history: Sequence[End]) -> int:
     count = 1
     for other in reversed(history):
-        if other.kind in (Kind.RESIZED, Kind.PEER, Kind.PREEMPTED):
+        if other.kind in (EndKind.RESIZED, EndKind.PEER, EndKind.PREEMPTED):
             continue
         if other.step != end.step or _pot(other) != _pot(end):
             break

@@ -16,7 +16,7 @@ Facts = dict[str, float | int | None]
 
 
 @dataclass
-class _Rank:
+class _RankUsage:
     pid: int
     group: Path | None
     """Its memory control group, read while the process lives."""
@@ -32,7 +32,7 @@ class _Rank:
 class ResourceWatch:
     """By local rank."""
 
-    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _ranks: dict[int, _RankUsage] = field(default_factory=dict)
     _next_s: float = 0.0
     _host_kills_before: int = 0
     """At the last look: what was ended for memory since then was ended on this host just now."""
@@ -58,7 +58,9 @@ class ResourceWatch:
             return
         known = self._ranks.get(rank)
         if known is None or known.pid != pid:
-            self._ranks[rank] = _Rank(pid, group, _oom_kills(group), held_bytes, starved, starved)
+            self._ranks[rank] = _RankUsage(
+                pid, group, _oom_kills(group), held_bytes, starved, starved
+            )
             return
         if known.group != group:
             known.group, known.oom_kills_before = group, _oom_kills(group)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivetrain.diagnose.stacks import Stacks
-from drivetrain.record.session import Phase, Progress
+from drivetrain.record.session import Phase, RankProgress
 
 # StallWatch: when is a rank that says nothing no longer just slow?
 #
@@ -34,7 +34,7 @@ class Stall:
     """A rank that has made no progress for too long."""
 
     local_rank: int
-    progress: Progress
+    progress: RankProgress
     silent_s: float
     allowed_s: float
 
@@ -56,7 +56,7 @@ class StallWatch:
     _compiled_s: float = float("-inf")
     """When a rank was last seen compiling."""
 
-    def observe(self, pages: Sequence[Progress | None], now_s: float) -> Stall | None:
+    def observe(self, pages: Sequence[RankProgress | None], now_s: float) -> Stall | None:
         """The rank furthest behind of those that have been silent for too long, if any."""
         at_work = [
             (rank, page)
@@ -73,7 +73,7 @@ class StallWatch:
         ]
         return min(stalls, key=lambda stall: stall.progress.step, default=None)
 
-    def allowed_s(self, page: Progress, slowest_s: float) -> float:
+    def allowed_s(self, page: RankProgress, slowest_s: float) -> float:
         """How long a rank may be silent, where the slowest recent step took `slowest_s`."""
         longest_s = self.patience.otherwise_s * self.leniency
         is_stepping = page.phase is Phase.STEPPING and not page.is_compiling

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from drivetrain.core.requirements import require
 from drivetrain.record.session import COMMAND_S, LAUNCHED_S
-from drivetrain.supervise.attempt import Attempt
+from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.policy import Settings
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node
@@ -171,7 +171,7 @@ class Starter:
         self._lighthouse = SharedLighthouse()
         self._command_s = os.environ.get(COMMAND_S) or str(time.time())
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: NodeAttempt) -> None:
         """Start its ranks; those that had a head start are kept, if they know what they should."""
         shared = self._of_all_ranks(attempt)
         workers = attempt.group.workers
@@ -196,7 +196,7 @@ class Starter:
         self._logs.close()
         self._lighthouse.close()
 
-    def _of_all_ranks(self, attempt: Attempt) -> dict[str, str]:
+    def _of_all_ranks(self, attempt: NodeAttempt) -> dict[str, str]:
         shared = {
             COMMAND_S: self._command_s,
             "TORCHELASTIC_MAX_RESTARTS": str(self._settings.budgets.failures),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from drivetrain.record.reading import Event
 from drivetrain.view.run_view import CheckpointView, EventView, RankGrid, Table
-from drivetrain.view.series import Series, duration_text, make_series, number_text
+from drivetrain.view.series import ChartSeries, duration_text, make_series, number_text
 
 # Logbook: what rank 0 wrote down, taken in piece by piece while the run goes on.
 
@@ -33,7 +33,7 @@ class Logbook:
         self._points: dict[str, tuple[list[int], list[float]]] = {}
         self._lines: deque[EventView] = deque(maxlen=_KEPT_LINES)
         self._attempt = 1
-        self._drawn: dict[str, Series] = {}
+        self._drawn: dict[str, ChartSeries] = {}
 
     def take(self, events: Iterable[Event]) -> None:
         """The next ones, in order."""
@@ -49,7 +49,7 @@ class Logbook:
         """What happened last, the newest at the end."""
         return tuple(self._lines)
 
-    def series(self) -> dict[str, Series]:
+    def series(self) -> dict[str, ChartSeries]:
         """Every scalar; those that have not grown are the same objects as before."""
         for name, (steps, values) in self._points.items():
             if name not in self._drawn:

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from drivetrain.view.palette import css_of, words
 from drivetrain.view.run_view import AttemptView, LedgerView, RankGrid, RunView, Table
 from drivetrain.view.series import (
+    ChartSeries,
     Scale,
-    Series,
     duration_text,
     duration_ticks,
     from_zero,
@@ -41,7 +41,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Frame:
+class ChartFrame:
     """What stands around a drawing."""
 
     title: str
@@ -52,7 +52,7 @@ class Frame:
     has_grid: bool = True
 
 
-def framed(drawing: Markup, frame: Frame) -> Markup:
+def framed(drawing: Markup, frame: ChartFrame) -> Markup:
     """The drawing with its axes, as one figure."""
     return Markup(
         '<div class="chart" style="--height:{}px" role="img" aria-label="{}">'
@@ -130,10 +130,10 @@ _COLUMNS = 600
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A series and the css class it is drawn in."""
 
-    series: Series
+    series: ChartSeries
     css: str = "line-1"
 
 
@@ -142,7 +142,7 @@ class Curve:
     """What one chart shows."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     starts_at_zero: bool = False
     has_trend: bool = False
     """A running mean over a noisy line, which is then drawn faintly."""
@@ -160,7 +160,7 @@ def curve(shown: Curve) -> Markup:
             upright(x.place(step), "broken", f"step {step:.0f}: not a finite number")
             for step in _spread_out(line.series.broken_steps)
         )
-    frame = Frame(
+    frame = ChartFrame(
         shown.title,
         [Tick(x.place(tick), f"{tick:,.0f}") for tick in step_ticks(x, 5)],
         [Tick(y.place(tick), number_text(tick)) for tick in ticks(y, 4)],
@@ -168,7 +168,7 @@ def curve(shown: Curve) -> Markup:
     return framed(Markup("").join(drawing), frame)
 
 
-def path_of(series: Series, x: Scale, y: Scale) -> str:
+def path_of(series: ChartSeries, x: Scale, y: Scale) -> str:
     """The line as path data; it breaks where a value is not finite."""
     right, high = x.at(series.steps), y.at(series.values)
     pieces, is_drawing = [], False
@@ -189,7 +189,7 @@ def _scales(shown: Curve) -> tuple[Scale, Scale]:
     return x, from_zero(values) if shown.starts_at_zero else value_scale(values)
 
 
-def _drawn(line: Line, x: Scale, y: Scale, *, has_trend: bool) -> Markup:
+def _drawn(line: ChartLine, x: Scale, y: Scale, *, has_trend: bool) -> Markup:
     whole = thinned(line.series, _COLUMNS)
     if whole.finite.steps.size == 1:
         return Markup('<path class="dot {}" d="{}h0"/>').format(line.css, path_of(whole, x, y))
@@ -260,7 +260,7 @@ def heat(grid: RankGrid, part: str) -> Markup:
     ]
     num_rows = seconds.shape[0]
     scale = Scale(float(grid.step_edges[0]), float(grid.step_edges[-1]))
-    frame = Frame(
+    frame = ChartFrame(
         f"{part} of each rank over the steps",
         [Tick(scale.place(tick), f"{tick:,.0f}") for tick in step_ticks(scale, 4)],
         _rank_ticks(grid),
@@ -365,7 +365,7 @@ def ledger_over_time(ledger: LedgerView) -> Markup:
                     box(float(left[index]), below - share, width * 1.04, share, css_of(name), said)
                 )
             below -= share
-    frame = Frame(
+    frame = ChartFrame(
         "where the time went, over the run",
         [Tick(scale.place(at), duration_text(at)) for at in duration_ticks(scale, 5)],
         [Tick(at, f"{at:.0%}") for at in (0.0, 0.5, 1.0)],
@@ -393,7 +393,7 @@ def timeline(run: RunView) -> Markup:
         _row(attempt, index, num_rows, scale, run) for index, attempt in enumerate(run.attempts)
     ]
     every = -(-num_rows // 12)
-    frame = Frame(
+    frame = ChartFrame(
         "attempts on the wall clock",
         [Tick(scale.place(at), duration_text(at)) for at in duration_ticks(scale, 5)],
         [

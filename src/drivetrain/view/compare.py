@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
-from drivetrain.view.series import Series, duration_text, number_text, order_of, title_of
+from drivetrain.view.series import ChartSeries, duration_text, number_text, order_of, title_of
 from drivetrain.view.summary import typical
 
 
@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """All that is told of two runs."""
 
     here: RunView
@@ -46,9 +46,9 @@ class Comparison:
         return f"{self.here.name} (first)", f"{self.there.name} (second)"
 
 
-def compare_runs(here: RunView, there: RunView) -> Comparison:
+def compare_runs(here: RunView, there: RunView) -> RunComparison:
     """Pure: from what is shown of each."""
-    return Comparison(
+    return RunComparison(
         here,
         there,
         config=_differing(
@@ -109,7 +109,7 @@ def _metrics(here: RunView, there: RunView) -> list[Row]:
     ]
 
 
-def _last_values(here: Series, there: Series) -> Row:
+def _last_values(here: ChartSeries, there: ChartSeries) -> Row:
     shown = ["–" if side.is_empty else number_text(side.last) for side in (here, there)]
     return Row(here.name, shown[0], shown[1], change_text(here.last, there.last))
 

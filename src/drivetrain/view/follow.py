@@ -36,7 +36,7 @@ class RunFollower:
         self._logbook = Logbook()
         self._events: list[Event] = []
         self._event_file: EventFollower | None = None
-        self._sample: dict[int, _Growing] = {}
+        self._sample: dict[int, _GrowingSteps] = {}
 
     def look(self, now_s: float) -> RunView:
         """The run as it stands now."""
@@ -75,12 +75,12 @@ class RunFollower:
         self._logbook.take(new)
         for rank in _spread_evenly(run.ranks, _LEDGER_RANKS):
             if rank not in self._sample:
-                self._sample[rank] = _Growing(run.follow_steps(rank))
+                self._sample[rank] = _GrowingSteps(run.follow_steps(rank))
         for growing in self._sample.values():
             growing.read_new()
 
 
-class _Growing:
+class _GrowingSteps:
     """A step file that has been read so far."""
 
     def __init__(self, file: StepFollower) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivetrain.diagnose.finding import Finding
-from drivetrain.view.series import Floats, Series
+from drivetrain.view.series import ChartSeries, Floats
 
 Table = NDArray[np.float32]
 
@@ -125,7 +125,7 @@ class RunView:
     end_s: float
     step: int
     total_steps: int | None
-    scalars: Mapping[str, Series]
+    scalars: Mapping[str, ChartSeries]
     attempts: Sequence[AttemptView]
     checkpoints: Sequence[CheckpointView]
     ledger: LedgerView | None
@@ -148,7 +148,7 @@ class RunView:
         """From the first attempt's start to the last one's end."""
         return self.end_s - self.start_s
 
-    def scalar(self, name: str) -> Series:
+    def scalar(self, name: str) -> ChartSeries:
         """Empty when the run has none of that name."""
         nothing = np.zeros(0)
-        return self.scalars.get(name, Series(name, nothing, nothing))
+        return self.scalars.get(name, ChartSeries(name, nothing, nothing))

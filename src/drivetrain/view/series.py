@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Series:
+class ChartSeries:
     """A scalar's values in the order of its steps; what is not finite stays in."""
 
     name: str
@@ -37,10 +37,10 @@ class Series:
         return float(self.values[-1]) if self.values.size else float("nan")
 
     @property
-    def finite(self) -> Series:
+    def finite(self) -> ChartSeries:
         """Only what can be drawn."""
         kept = np.isfinite(self.values)
-        return Series(self.name, self.steps[kept], self.values[kept])
+        return ChartSeries(self.name, self.steps[kept], self.values[kept])
 
     @property
     def broken_steps(self) -> Floats:
@@ -48,17 +48,17 @@ class Series:
         return self.steps[~np.isfinite(self.values)]
 
 
-def make_series(name: str, steps: Any, values: Any) -> Series:
+def make_series(name: str, steps: Any, values: Any) -> ChartSeries:
     """Sorted by step; of a step that was done twice, the value that came last."""
     at = np.asarray(steps, dtype=np.float64)
     of = np.asarray(values, dtype=np.float64)
     order = np.argsort(at, kind="stable")
     at, of = at[order], of[order]
     is_last = np.append(at[1:] != at[:-1], True) if at.size else np.zeros(0, dtype=bool)
-    return Series(name, at[is_last], of[is_last])
+    return ChartSeries(name, at[is_last], of[is_last])
 
 
-def thinned(series: Series, num_columns: int) -> Series:
+def thinned(series: ChartSeries, num_columns: int) -> ChartSeries:
     """At most four points per column: first, lowest, highest, last, in their order."""
     if series.steps.size <= 4 * num_columns:
         return series
@@ -72,10 +72,10 @@ def thinned(series: Series, num_columns: int) -> Series:
         for start, end in zip(starts, ends, strict=True)
         for index in _corners(series.values[start:end], int(start))
     ]
-    return Series(series.name, series.steps[kept], series.values[kept])
+    return ChartSeries(series.name, series.steps[kept], series.values[kept])
 
 
-def smoothed(series: Series, num_points: int = 400) -> Series:
+def smoothed(series: ChartSeries, num_points: int = 400) -> ChartSeries:
     """A running mean over a fiftieth of the curve: the trend behind a noisy one."""
     drawn = series.finite
     width = drawn.values.size // 50
@@ -85,7 +85,7 @@ def smoothed(series: Series, num_points: int = 400) -> Series:
     ends = np.unique(np.linspace(1, drawn.values.size, num_points).astype(np.int64))
     starts = np.maximum(0, ends - width)
     means = (total[ends] - total[starts]) / (ends - starts)
-    return Series(series.name, drawn.steps[ends - 1], means)
+    return ChartSeries(series.name, drawn.steps[ends - 1], means)
 
 
 def _corners(values: Floats, offset: int) -> list[int]:

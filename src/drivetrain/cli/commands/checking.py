@@ -65,7 +65,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
     """  # noqa: D301
     from drivetrain.cli import doctor as verb
 
-    asked = verb.Asked(
+    asked = verb.DoctorRequest(
         words=tuple(words or ()),
         on=on,
         hosts=hosts,

@@ -138,6 +138,6 @@ def profile(
     drivetrain profile [OPTIONS] [FLAGS] SCRIPT [ARGS]: flags and arguments are those of
     `drivetrain train`. The traces open in Perfetto and in TensorBoard.
     """
-    from drivetrain.cli.profile import Choice, run
+    from drivetrain.cli.profile import ProfileChoice, run
 
-    raise typer.Exit(run(context.args, Choice(ranks, steps, output, py_spy, nsys)))
+    raise typer.Exit(run(context.args, ProfileChoice(ranks, steps, output, py_spy, nsys)))

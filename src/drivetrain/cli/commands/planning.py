@@ -61,9 +61,9 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
 
     The model is traced on fake tensors and never allocated. Exit code 1 when nothing fits.
     """
-    from drivetrain.cli.planning import Asked, run_plan
+    from drivetrain.cli.planning import PlanRequest, run_plan
 
-    asked = Asked(
+    asked = PlanRequest(
         model,
         tuple(words or ()),
         cluster,

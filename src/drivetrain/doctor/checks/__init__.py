@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from drivetrain.core.finding import Finding
+from drivetrain.core.finding import EnvironmentFinding
 from drivetrain.doctor.checks import machine, network, settings
 from drivetrain.doctor.facts import Examination
 
-CHECKS: Sequence[Callable[[Examination], Iterator[Finding]]] = (
+CHECKS: Sequence[Callable[[Examination], Iterator[EnvironmentFinding]]] = (
     settings.check_versions,
     machine.check_devices,
     network.check_names,
@@ -22,6 +22,6 @@ CHECKS: Sequence[Callable[[Examination], Iterator[Finding]]] = (
 )
 
 
-def judge(examination: Examination) -> list[Finding]:
+def judge(examination: Examination) -> list[EnvironmentFinding]:
     """Every finding of every check."""
     return [finding for check in CHECKS for finding in check(examination)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from drivetrain.core.finding import Finding
+from drivetrain.core.finding import EnvironmentFinding
 from drivetrain.core.text import readable_bytes
 from drivetrain.doctor.facts import Examination, HostFacts, StorageProbe, odd_ones
 from drivetrain.doctor.host import SHM
@@ -13,7 +13,7 @@ from drivetrain.doctor.host import SHM
 # GPUs: as many and as good on every host, and none hidden by mistake.
 
 
-def check_devices(examination: Examination) -> Iterator[Finding]:
+def check_devices(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Against what is expected, or among the hosts."""
     counts = {host.name: num_visible(host) for host in examination.hosts}
     wanted = examination.expected.devices_per_node
@@ -29,7 +29,7 @@ def check_devices(examination: Examination) -> Iterator[Finding]:
     if unlike := odd_ones(models):
         usual_model, odd = unlike
         for host, model in odd.items():
-            yield Finding(
+            yield EnvironmentFinding(
                 "devices",
                 "warning",
                 (host,),
@@ -39,7 +39,7 @@ def check_devices(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _count(examination: Examination, name: str, count: int, wanted: int) -> Finding:
+def _count(examination: Examination, name: str, count: int, wanted: int) -> EnvironmentFinding:
     host = next(host for host in examination.hosts if host.name == name)
     hidden = host.variables.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and len(host.devices) >= wanted:
@@ -48,7 +48,7 @@ def _count(examination: Examination, name: str, count: int, wanted: int) -> Find
         fix = (
             f"see `nvidia-smi` and `dmesg | grep -i xid` on {name}, or use --nproc-per-node {count}"
         )
-    return Finding(
+    return EnvironmentFinding(
         "devices",
         "error",
         (name,),
@@ -81,7 +81,7 @@ _LEAST_SHM_BYTES = 512 * 2**20
 _LEAST_SHM_FREE = 0.1
 
 
-def check_resources(examination: Examination) -> Iterator[Finding]:
+def check_resources(examination: Examination) -> Iterator[EnvironmentFinding]:
     """On each host; how much is needed depends on how many ranks there will be."""
     num_ranks = sum(max(1, num_visible(host)) for host in examination.hosts)
     for host in examination.hosts:
@@ -91,11 +91,11 @@ def check_resources(examination: Examination) -> Iterator[Finding]:
         yield from _shared_memory(host)
 
 
-def _files(host: HostFacts, num_ranks: int) -> Iterator[Finding]:
+def _files(host: HostFacts, num_ranks: int) -> Iterator[EnvironmentFinding]:
     least = max(_FEWEST_FILES, _FILES_PER_RANK * num_ranks)
     limit = host.limits.open_files
     if limit is not None and limit < least:
-        yield Finding(
+        yield EnvironmentFinding(
             "limits",
             "error",
             (host.name,),
@@ -107,10 +107,10 @@ def _files(host: HostFacts, num_ranks: int) -> Iterator[Finding]:
         )
 
 
-def _processes(host: HostFacts) -> Iterator[Finding]:
+def _processes(host: HostFacts) -> Iterator[EnvironmentFinding]:
     limit = host.limits.processes
     if limit is not None and limit < _FEWEST_PROCESSES:
-        yield Finding(
+        yield EnvironmentFinding(
             "limits",
             "error",
             (host.name,),
@@ -120,10 +120,10 @@ def _processes(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _locked_memory(host: HostFacts) -> Iterator[Finding]:
+def _locked_memory(host: HostFacts) -> Iterator[EnvironmentFinding]:
     limit = host.limits.locked_memory_bytes
     if host.adapters and limit is not None:
-        yield Finding(
+        yield EnvironmentFinding(
             "limits",
             "error",
             (host.name,),
@@ -134,12 +134,12 @@ def _locked_memory(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _shared_memory(host: HostFacts) -> Iterator[Finding]:
+def _shared_memory(host: HostFacts) -> Iterator[EnvironmentFinding]:
     total, free = host.shm_total_bytes, host.shm_free_bytes
     if total is None or free is None:
         return
     if total < _LEAST_SHM_BYTES:
-        yield Finding(
+        yield EnvironmentFinding(
             "shared memory",
             "error",
             (host.name,),
@@ -149,7 +149,7 @@ def _shared_memory(host: HostFacts) -> Iterator[Finding]:
             " at /dev/shm; else mount -o remount,size=8g /dev/shm",
         )
     elif free < total * _LEAST_SHM_FREE:
-        yield Finding(
+        yield EnvironmentFinding(
             "shared memory",
             "warning",
             (host.name,),
@@ -164,7 +164,7 @@ def _shared_memory(host: HostFacts) -> Iterator[Finding]:
 _LEAST_FREE_BYTES, _LEAST_FREE = 2 * 2**30, 0.02
 
 
-def check_storage(examination: Examination) -> Iterator[Finding]:
+def check_storage(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Every place on every host."""
     for host in examination.hosts:
         for probe in host.storage:
@@ -172,7 +172,7 @@ def check_storage(examination: Examination) -> Iterator[Finding]:
     unseen = tuple(host for host, is_seen in examination.sees_token.items() if not is_seen)
     if unseen:
         first = examination.hosts[0].name
-        yield Finding(
+        yield EnvironmentFinding(
             "storage",
             "error",
             unseen,
@@ -184,19 +184,19 @@ def check_storage(examination: Examination) -> Iterator[Finding]:
         )
 
 
-def _place(host: str, probe: StorageProbe) -> Iterator[Finding]:
+def _place(host: str, probe: StorageProbe) -> Iterator[EnvironmentFinding]:
     if probe.failed_at is not None:
         what, fix = _failed(probe)
         evidence = f"{probe.failed_at}: {probe.error}"
         if probe.free_bytes is not None:
             evidence += f" ({readable_bytes(probe.free_bytes)} free)"
-        yield Finding("storage", "error", (host,), what, evidence, fix)
+        yield EnvironmentFinding("storage", "error", (host,), what, evidence, fix)
         return
     free, total = probe.free_bytes, probe.total_bytes
     if free is None or total is None:
         return
     if free < max(_LEAST_FREE_BYTES, total * _LEAST_FREE):
-        yield Finding(
+        yield EnvironmentFinding(
             "storage",
             "warning",
             (host,),
@@ -232,7 +232,7 @@ def _failed(probe: StorageProbe) -> tuple[str, str]:
 _NOTICEABLE_S, _HARMFUL_S = 0.5, 5.0
 
 
-def check_clocks(examination: Examination) -> Iterator[Finding]:
+def check_clocks(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Against the middle clock: with two hosts nobody knows which is wrong, with more one does."""
     if len(examination.clocks) < 2:
         return
@@ -243,7 +243,7 @@ def check_clocks(examination: Examination) -> Iterator[Finding]:
         surely_s = abs(skew_s) - 2 * clock.uncertainty_s
         if surely_s < _NOTICEABLE_S:
             continue
-        yield Finding(
+        yield EnvironmentFinding(
             "clock",
             "error" if surely_s > _HARMFUL_S else "warning",
             (clock.host,),

@@ -6,14 +6,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from drivetrain.core.finding import Finding
-from drivetrain.doctor.facts import Dial, Examination, Expected, HostFacts, Interface, Link, PortUse
+from drivetrain.core.finding import EnvironmentFinding
+from drivetrain.doctor.facts import (
+    Dial,
+    Examination,
+    Expected,
+    HostFacts,
+    HostLink,
+    Interface,
+    PortUse,
+)
 from drivetrain.doctor.network import age_text, collective_address, is_loopback, nccl_interface
 
 # Names and interfaces: where will a rank tell the others to connect to?
 
 
-def check_names(examination: Examination) -> Iterator[Finding]:
+def check_names(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Of no consequence on a single host: everybody there is reached by loopback."""
     if len(examination.hosts) < 2:
         return
@@ -23,7 +31,7 @@ def check_names(examination: Examination) -> Iterator[Finding]:
     yield from _peers(examination)
 
 
-def _interface_named(host: HostFacts) -> Iterator[Finding]:
+def _interface_named(host: HostFacts) -> Iterator[EnvironmentFinding]:
     wanted = host.variables.get("GLOO_SOCKET_IFNAME")
     if wanted and collective_address(host.variables, (), host.interfaces) is None:
         yield _no_such_interface(host, "GLOO_SOCKET_IFNAME", wanted)
@@ -32,9 +40,9 @@ def _interface_named(host: HostFacts) -> Iterator[Finding]:
         yield _no_such_interface(host, "NCCL_SOCKET_IFNAME", wanted)
 
 
-def _no_such_interface(host: HostFacts, variable: str, wanted: str) -> Finding:
+def _no_such_interface(host: HostFacts, variable: str, wanted: str) -> EnvironmentFinding:
     names = ", ".join(f"{each.name} ({each.address})" for each in host.interfaces)
-    return Finding(
+    return EnvironmentFinding(
         "interface",
         "error",
         (host.name,),
@@ -44,13 +52,13 @@ def _no_such_interface(host: HostFacts, variable: str, wanted: str) -> Finding:
     )
 
 
-def _own_name(host: HostFacts) -> Iterator[Finding]:
+def _own_name(host: HostFacts) -> Iterator[EnvironmentFinding]:
     if host.variables.get("GLOO_SOCKET_IFNAME"):
         return
     interface = suggested(host)
     address = next((i.address for i in host.interfaces if i.name == interface), "ITS ADDRESS")
     if not host.own_addresses:
-        yield Finding(
+        yield EnvironmentFinding(
             "names",
             "error",
             (host.name,),
@@ -62,7 +70,7 @@ def _own_name(host: HostFacts) -> Iterator[Finding]:
         return
     told = collective_address(host.variables, host.own_addresses, host.interfaces)
     if told is not None and is_loopback(told):
-        yield Finding(
+        yield EnvironmentFinding(
             "names",
             "error",
             (host.name,),
@@ -84,12 +92,12 @@ def suggested(host: HostFacts) -> str | None:
     return min(usable, key=order).name if usable else None
 
 
-def _peers(examination: Examination) -> Iterator[Finding]:
+def _peers(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Names of other hosts that mean this one."""
     for link in examination.links:
         wrong = [address for address in link.resolved if is_loopback(address)]
         if wrong:
-            yield Finding(
+            yield EnvironmentFinding(
                 "names",
                 "error",
                 (link.source,),
@@ -102,12 +110,12 @@ def _peers(examination: Examination) -> Iterator[Finding]:
 # Ports the run wants and somebody else has.
 
 
-def check_ports(examination: Examination) -> Iterator[Finding]:
+def check_ports(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Usually what an earlier run has left behind."""
     for host in examination.hosts:
         for use in host.ports:
             if not use.is_free:
-                yield Finding(
+                yield EnvironmentFinding(
                     "ports",
                     "error",
                     (host.name,),
@@ -140,7 +148,7 @@ _LATE_OF_EXPECTED, _LATE_OF_MEDIAN, _NOTICEABLE_S = 5.0, 10.0, 0.001
 _FEWEST_TO_COMPARE = 4
 
 
-def check_links(examination: Examination) -> Iterator[Finding]:
+def check_links(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Reachability first; what cannot be reached was not measured."""
     hosts = {host.name: host for host in examination.hosts}
     yield from _unreachable(examination.links, hosts)
@@ -149,8 +157,10 @@ def check_links(examination: Examination) -> Iterator[Finding]:
     yield from _late(examination)
 
 
-def _unreachable(links: Sequence[Link], hosts: dict[str, HostFacts]) -> Iterator[Finding]:
-    by_target: dict[tuple[str, str | None], list[Link]] = defaultdict(list)
+def _unreachable(
+    links: Sequence[HostLink], hosts: dict[str, HostFacts]
+) -> Iterator[EnvironmentFinding]:
+    by_target: dict[tuple[str, str | None], list[HostLink]] = defaultdict(list)
     for link in links:
         tried = [dial for dial in link.dials if dial.purpose == "collective"]
         host = hosts[link.target]
@@ -167,11 +177,11 @@ def _unreachable(links: Sequence[Link], hosts: dict[str, HostFacts]) -> Iterator
             yield _wrong_interface(hosts[name], reached, broken)
 
 
-def _no_way(target: str, broken: Sequence[Link]) -> Finding:
+def _no_way(target: str, broken: Sequence[HostLink]) -> EnvironmentFinding:
     sources = tuple(link.source for link in broken)
     dials = [dial for dial in broken[0].dials if dial.purpose == "collective"]
     tried = "; ".join(f"{d.address}:{d.port} {_said(d)}" for d in dials) or "it has no address"
-    return Finding(
+    return EnvironmentFinding(
         "links",
         "error",
         (target,),
@@ -182,13 +192,15 @@ def _no_way(target: str, broken: Sequence[Link]) -> Finding:
     )
 
 
-def _wrong_interface(host: HostFacts, reached: str, broken: Sequence[Link]) -> Finding:
+def _wrong_interface(
+    host: HostFacts, reached: str, broken: Sequence[HostLink]
+) -> EnvironmentFinding:
     told = collective_address(host.variables, host.own_addresses, host.interfaces)
     names = {each.address: each.name for each in host.interfaces}
     variable = host.variables.get("GLOO_SOCKET_IFNAME")
     because = f"GLOO_SOCKET_IFNAME={variable}" if variable else f"{host.name} → {told}"
     good = names.get(reached, "the interface with that address")
-    return Finding(
+    return EnvironmentFinding(
         "interface",
         "error",
         (host.name,),
@@ -199,8 +211,8 @@ def _wrong_interface(host: HostFacts, reached: str, broken: Sequence[Link]) -> F
     )
 
 
-def _blocked_ports(links: Sequence[Link]) -> Iterator[Finding]:
-    blocked: dict[tuple[str, int], list[tuple[Link, Dial]]] = defaultdict(list)
+def _blocked_ports(links: Sequence[HostLink]) -> Iterator[EnvironmentFinding]:
+    blocked: dict[tuple[str, int], list[tuple[HostLink, Dial]]] = defaultdict(list)
     # where no port at all gets through, that has been said
     for link in (each for each in links if any(dial.error is None for dial in each.dials)):
         for dial in link.dials:
@@ -211,7 +223,7 @@ def _blocked_ports(links: Sequence[Link]) -> Iterator[Finding]:
         link, dial = cases[0]
         other = next((d for d in link.dials if d.error is None), None)
         beside = f", port {other.port} answers" if other else ""
-        yield Finding(
+        yield EnvironmentFinding(
             "links",
             "error",
             (target,),
@@ -227,13 +239,13 @@ def _said(dial: Dial) -> str:
     return "answers" if dial.error is None else words.get(dial.error, dial.error)
 
 
-def doubtful(links: Sequence[Link], expected: Expected) -> set[tuple[str, str]]:
+def doubtful(links: Sequence[HostLink], expected: Expected) -> set[tuple[str, str]]:
     """Links that look slow or late; worth a second look, for a busy host can make them so."""
     return set(_slow_links(links, expected)[0]) | set(_late_links(links, expected)[0])
 
 
 def _slow_links(
-    links: Sequence[Link], expected: Expected
+    links: Sequence[HostLink], expected: Expected
 ) -> tuple[dict[tuple[str, str], float], str]:
     """Rates of those under the least that is acceptable, and what they were held against."""
     usual = _usual([link.bytes_per_s for link in links])
@@ -252,7 +264,7 @@ def _slow_links(
 
 
 def _late_links(
-    links: Sequence[Link], expected: Expected
+    links: Sequence[HostLink], expected: Expected
 ) -> tuple[dict[tuple[str, str], float], str]:
     """The same for the time a message takes."""
     usual = _usual([link.latency_s for link in links])
@@ -268,11 +280,11 @@ def _late_links(
     return {pair: delay for pair, delay in delays.items() if delay and delay > most}, against
 
 
-def _slow(examination: Examination) -> Iterator[Finding]:
+def _slow(examination: Examination) -> Iterator[EnvironmentFinding]:
     slow, against = _slow_links(examination.links, examination.expected)
     for host, sends, others in by_culprit(list(slow)):
         rates = [slow[(host, other) if sends else (other, host)] for other in others]
-        yield Finding(
+        yield EnvironmentFinding(
             "bandwidth",
             "warning",
             (host,),
@@ -284,11 +296,11 @@ def _slow(examination: Examination) -> Iterator[Finding]:
         )
 
 
-def _late(examination: Examination) -> Iterator[Finding]:
+def _late(examination: Examination) -> Iterator[EnvironmentFinding]:
     late, against = _late_links(examination.links, examination.expected)
     for host, sends, others in by_culprit(list(late)):
         delays = [late[(host, other) if sends else (other, host)] for other in others]
-        yield Finding(
+        yield EnvironmentFinding(
             "latency",
             "warning",
             (host,),

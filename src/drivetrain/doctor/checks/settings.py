@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from drivetrain.core.finding import Finding, Severity
+from drivetrain.core.finding import EnvironmentFinding, Severity
 from drivetrain.doctor.facts import Examination, HostFacts, odd_ones
 
 # Software that has to be the same on all hosts, and parts that have to fit each other on one.
@@ -28,14 +28,14 @@ _LEAST_TORCH = (2, 9)
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
-def check_versions(examination: Examination) -> Iterator[Finding]:
+def check_versions(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Between the hosts, then on each."""
     for name, (severity, reason) in _SAME.items():
         found = {host.name: host.versions.get(name, "none") for host in examination.hosts}
         if differing := odd_ones(found):
             usual, others = differing
             for odd, version in others.items():
-                yield Finding(
+                yield EnvironmentFinding(
                     "versions",
                     severity,
                     (odd,),
@@ -56,15 +56,15 @@ def _same_fix(name: str, usual: str) -> str:
     return f"pip install '{name}=={usual}', or use one environment or image on all hosts"
 
 
-def _torch(host: HostFacts) -> Iterator[Finding]:
+def _torch(host: HostFacts) -> Iterator[EnvironmentFinding]:
     version = host.versions.get("torch")
     if version is None:
         evidence = f"no torch beside Python {host.versions['python']}"
-        yield Finding(
+        yield EnvironmentFinding(
             "versions", "error", (host.name,), "torch is missing", evidence, "pip install torch"
         )
     elif _numbers(version) < _LEAST_TORCH:
-        yield Finding(
+        yield EnvironmentFinding(
             "versions",
             "error",
             (host.name,),
@@ -73,7 +73,7 @@ def _torch(host: HostFacts) -> Iterator[Finding]:
             f"pip install 'torch>={'.'.join(map(str, _LEAST_TORCH))}'",
         )
     elif host.devices and "cuda (of torch)" not in host.versions:
-        yield Finding(
+        yield EnvironmentFinding(
             "versions",
             "error",
             (host.name,),
@@ -83,14 +83,14 @@ def _torch(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _driver(host: HostFacts) -> Iterator[Finding]:
+def _driver(host: HostFacts) -> Iterator[EnvironmentFinding]:
     cuda = host.versions.get("cuda (of torch)")
     if not host.devices or cuda is None:
         return
     least = _LEAST_DRIVER.get(_numbers(cuda)[0])
     driver = host.devices[0].driver
     if least is not None and _numbers(driver)[0] < least:
-        yield Finding(
+        yield EnvironmentFinding(
             "versions",
             "error",
             (host.name,),
@@ -134,7 +134,7 @@ _EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
 _MAIN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_NTASKS")
 
 
-def check_scheduler(examination: Examination) -> Iterator[Finding]:
+def check_scheduler(examination: Examination) -> Iterator[EnvironmentFinding]:
     """What the target promises, then what contradicts itself wherever it came from."""
     for host in examination.hosts:
         if examination.target in _EXPECTED:
@@ -145,7 +145,7 @@ def check_scheduler(examination: Examination) -> Iterator[Finding]:
         if differing := odd_ones(found):
             usual, others = differing
             for odd, value in others.items():
-                yield Finding(
+                yield EnvironmentFinding(
                     "scheduler",
                     "error",
                     (odd,),
@@ -155,12 +155,12 @@ def check_scheduler(examination: Examination) -> Iterator[Finding]:
                 )
 
 
-def _missing(host: HostFacts, target: str) -> Iterator[Finding]:
+def _missing(host: HostFacts, target: str) -> Iterator[EnvironmentFinding]:
     names, fix = _EXPECTED[target]
     missing = [name for name in names if name not in host.variables]
     if missing:
         there = [name for name in names if name in host.variables]
-        yield Finding(
+        yield EnvironmentFinding(
             "scheduler",
             "error",
             (host.name,),
@@ -171,13 +171,13 @@ def _missing(host: HostFacts, target: str) -> Iterator[Finding]:
         )
 
 
-def _half_set(host: HostFacts) -> Iterator[Finding]:
+def _half_set(host: HostFacts) -> Iterator[EnvironmentFinding]:
     """RANK without WORLD_SIZE, left over in a shell, turns one process into a lost rank."""
     variables: Mapping[str, str] = host.variables
     there = [name for name in ("RANK", "WORLD_SIZE") if name in variables]
     if len(there) == 1 and "KUBERNETES_SERVICE_HOST" not in variables:
         missing = "WORLD_SIZE" if there == ["RANK"] else "RANK"
-        yield Finding(
+        yield EnvironmentFinding(
             "scheduler",
             "error",
             (host.name,),
@@ -195,7 +195,7 @@ _LEAST_KEEP_ALIVE_S = 6.0
 _MARGIN_S = 5.0
 
 
-def check_timeouts(examination: Examination) -> Iterator[Finding]:
+def check_timeouts(examination: Examination) -> Iterator[EnvironmentFinding]:
     """Each rule compares two numbers and says what would happen."""
     times = examination.timeouts
     if times.stall_s >= times.collective_s:
@@ -230,5 +230,5 @@ def check_timeouts(examination: Examination) -> Iterator[Finding]:
         )
 
 
-def _finding(what: str, evidence: str, fix: str) -> Finding:
-    return Finding("time-outs", "error", (), what, evidence, fix)
+def _finding(what: str, evidence: str, fix: str) -> EnvironmentFinding:
+    return EnvironmentFinding("time-outs", "error", (), what, evidence, fix)

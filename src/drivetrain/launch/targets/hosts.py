@@ -37,7 +37,7 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_
 
 
 @dataclass(frozen=True)
-class Machine:
+class SshMachine:
     """One line."""
 
     name: str
@@ -50,7 +50,7 @@ class Machine:
         return self.address or self.name.rpartition("@")[2]
 
 
-def read_hosts(path: Path) -> tuple[Machine, ...]:
+def read_hosts(path: Path) -> tuple[SshMachine, ...]:
     """Every machine of the file, or everything that is wrong with it."""
     try:
         lines = read_text(path).splitlines()
@@ -74,7 +74,7 @@ def read_hosts(path: Path) -> tuple[Machine, ...]:
     return tuple(machines)
 
 
-def _machines(path: Path, lines: list[str], problems: list[Problem]) -> Iterator[Machine]:
+def _machines(path: Path, lines: list[str], problems: list[Problem]) -> Iterator[SshMachine]:
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -95,7 +95,7 @@ def _machines(path: Path, lines: list[str], problems: list[Problem]) -> Iterator
         ):
             problems.append(Problem(where, "slots must be a whole number from 1", "slots=8", slots))
             slots = None
-        yield Machine(words[0], None if slots is None else int(slots), address)
+        yield SshMachine(words[0], None if slots is None else int(slots), address)
 
 
 # Before a job is started over ssh: does each machine answer, and does it have what is needed?
@@ -262,7 +262,7 @@ class SshHosts(coordinated.Coordinated):
         check_machines(names, self.ssh, job, self._interpreter)
         return coordinated.start(job)
 
-    def _machines(self) -> tuple[Machine, ...]:
+    def _machines(self) -> tuple[SshMachine, ...]:
         if self.hosts is None:
             remedy = "--hosts FILE, one machine per line"
             raise ConfigError([Problem("--hosts", "not given", remedy, has_value=False)])
@@ -272,7 +272,7 @@ class SshHosts(coordinated.Coordinated):
     def _interpreter(self) -> str:
         return self.python or sys.executable
 
-    def _on_machine(self, job: Job, machine: Machine) -> str:
+    def _on_machine(self, job: Job, machine: SshMachine) -> str:
         """A line of shell. They say under which name the others reach them."""
         words = with_stdin_watchdog(job, self._interpreter, f"--local-addr={machine.reached_at}")
         return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(words)}"

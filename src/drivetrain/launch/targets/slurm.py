@@ -24,7 +24,7 @@ from drivetrain.launch.target import Rendered, State, Status, option
 
 
 @dataclass(frozen=True)
-class Options:
+class SlurmOptions:
     """Each field is a flag of `drivetrain train --on slurm`, named as sbatch names it."""
 
     partition: str | None = option("partition, or several with commas")
@@ -71,7 +71,7 @@ exit $code
 """
 
 
-def sbatch_script(job: Job, options: Options) -> str:
+def sbatch_script(job: Job, options: SlurmOptions) -> str:
     """Every line of it, the same for the same job."""
     head = "".join(f"#SBATCH {line}\n" for line in _directives(job, options))
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.environment)
@@ -82,7 +82,7 @@ def sbatch_script(job: Job, options: Options) -> str:
     return f"#!/bin/bash\n{head}{preamble}{_BODY.format(srun=_srun(job, options))}"
 
 
-def _directives(job: Job, options: Options) -> Iterator[str]:
+def _directives(job: Job, options: SlurmOptions) -> Iterator[str]:
     nodes = f"{job.num_nodes}-{job.max_nodes}" if job.is_elastic else str(job.num_nodes)
     yield f"--job-name={job.name}"
     yield f"--nodes={nodes}"
@@ -115,7 +115,7 @@ def signal_s(job: Job) -> int:
     return round(job.grace_s) + _MARGIN_S
 
 
-def _srun(job: Job, options: Options) -> str:
+def _srun(job: Job, options: SlurmOptions) -> str:
     """One task per node; a node that ends badly is the supervisors' business, not srun's."""
     srun = ["srun", "--kill-on-bad-exit=0"]
     if options.cpus_per_node is not None:  # srun does not take it from the job
@@ -268,7 +268,7 @@ _MORE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Slurm(Options):
+class Slurm(SlurmOptions):
     """A cluster whose login node this is."""
 
     name: ClassVar[str] = "slurm"
@@ -333,7 +333,7 @@ class Slurm(Options):
         _slurm("scancel", job_id)
 
 
-def _line_problems(job: Job, options: Options) -> list[Problem]:
+def _line_problems(job: Job, options: SlurmOptions) -> list[Problem]:
     """What would end its line of the script, and be run as the next one."""
     found = []
     if not _JOB_NAME.fullmatch(job.name):

@@ -10,7 +10,7 @@ from drivetrain.core.errors import Problem
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """One of torch's schedules."""
 
     torch_name: str
@@ -35,13 +35,13 @@ def _is_the_loss(output: Any, target: Any) -> Any:  # noqa: ARG001
 
 
 SCHEDULES = {
-    "gpipe": Schedule("ScheduleGPipe", is_single=True),
-    "1f1b": Schedule("Schedule1F1B", is_single=True, falls_back_to="gpipe"),
-    "looped_bfs": Schedule("ScheduleLoopedBFS"),
-    "interleaved_1f1b": Schedule("ScheduleInterleaved1F1B", falls_back_to="looped_bfs"),
-    "zero_bubble": Schedule("ScheduleInterleavedZeroBubble", falls_back_to="looped_bfs"),
-    "zbv": Schedule("ScheduleZBVZeroBubble", is_v=True),
-    "dualpipev": Schedule("ScheduleDualPipeV", is_v=True),
+    "gpipe": PipelineSchedule("ScheduleGPipe", is_single=True),
+    "1f1b": PipelineSchedule("Schedule1F1B", is_single=True, falls_back_to="gpipe"),
+    "looped_bfs": PipelineSchedule("ScheduleLoopedBFS"),
+    "interleaved_1f1b": PipelineSchedule("ScheduleInterleaved1F1B", falls_back_to="looped_bfs"),
+    "zero_bubble": PipelineSchedule("ScheduleInterleavedZeroBubble", falls_back_to="looped_bfs"),
+    "zbv": PipelineSchedule("ScheduleZBVZeroBubble", is_v=True),
+    "dualpipev": PipelineSchedule("ScheduleDualPipeV", is_v=True),
 }
 
 

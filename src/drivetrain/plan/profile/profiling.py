@@ -28,8 +28,8 @@ from drivetrain.parallel.model import COMPUTE_DTYPES
 from drivetrain.plan.profile.fake_tensor_patches import fake_tensor_patches
 from drivetrain.plan.profile.model import ModelProfile, Shape, Size, Way, shape_of, shorten
 from drivetrain.plan.profile.samples import Sample, profile_from
-from drivetrain.plan.profile.sources import Subject
-from drivetrain.plan.profile.trace import LiveBytes, following_parts
+from drivetrain.plan.profile.subject import Subject
+from drivetrain.plan.profile.trace import TracedBytes, following_parts
 
 # two batches give the slope; two are the least that no layer treats as a special case
 _BATCHES = (2, 4)
@@ -98,7 +98,7 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
     model.train()
     blocks = repeated_blocks(model)
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    seen = LiveBytes([*model.parameters(), *model.buffers(), *leaves], len(blocks) + 2)
+    seen = TracedBytes([*model.parameters(), *model.buffers(), *leaves], len(blocks) + 2)
     dtype = COMPUTE_DTYPES[way.precision]
     autocast = nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
     trace = seen.trace

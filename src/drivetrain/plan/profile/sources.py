@@ -1,4 +1,4 @@
-"""Subject: what is profiled, and where it comes from: a script, an architecture, an import path."""
+"""Where a subject comes from: a script, a public architecture, a config.json, an import path."""
 
 from __future__ import annotations
 
@@ -22,48 +22,7 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.intercept import Intercepted, intercepting
 from drivetrain.core.requirements import require
-
-# Subject: what is profiled. A model, its loss on a batch, its optimizer; none of it made yet.
-
-
-def default_optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """What a task has when it says nothing."""
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A training step, in functions that can be called on fake tensors."""
-
-    name: str
-    model: Callable[[], nn.Module]
-    loss: Callable[[nn.Module, Any], Any]
-    """A tensor, or a sum with its count."""
-    batch: Callable[[int, float], Any]
-    """`batch(samples, length)`: plain tensors; `length` is a fraction of the whole."""
-    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] = default_optimizer
-    tokens_per_sample: int | None = None
-    """For throughput in tokens; None where a sample is no sequence."""
-    varies_length: bool = False
-    """Whether `batch` can make shorter sequences."""
-
-
-def causal_lm_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Next-token cross-entropy of a Hugging Face model, in fp32, as its own loss takes it."""
-    logits = model(input_ids=batch[0], use_cache=False).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[1].flatten())
-
-
-def token_batch(vocabulary: int, sequence_length: int) -> Callable[[int, float], Any]:
-    """Batches of token ids with their targets."""
-
-    def batch(samples: int, length: float) -> Any:
-        shape = (samples, max(1, round(sequence_length * length)))
-        ids = torch.zeros(shape, dtype=torch.int64)
-        return ids.clamp(max=vocabulary - 1), ids.clone()
-
-    return batch
-
+from drivetrain.plan.profile.subject import Subject, causal_lm_loss, token_batch
 
 # ResNet-50, for plans by name: the architecture alone, no weights.
 
@@ -117,9 +76,6 @@ class ResNet50(nn.Module):
         """Logits."""
         logits: torch.Tensor = self.head(self.stages(self.stem(x)).mean((2, 3)))
         return logits
-
-
-# Where a subject comes from: a script, a public architecture, a config.json, an import path.
 
 
 @dataclass(frozen=True)
@@ -220,7 +176,7 @@ def _from_import(said: str) -> Subject:
     finally:
         sys.path.pop(0)
     if not isinstance(made, Subject):
-        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.profile.sources.Subject"
+        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.profile.subject.Subject"
         raise ConfigError([Problem("MODEL", rule, "return a Subject", said)])
     return made
 

@@ -86,7 +86,7 @@ class StepTrace:
     """The hidden state between two blocks."""
 
 
-class LiveBytes(TorchDispatchMode):
+class TracedBytes(TorchDispatchMode):
     """Sees every operation, and every storage come and go."""
 
     def __init__(self, known: Sequence[torch.Tensor], num_parts: int) -> None:
@@ -246,7 +246,7 @@ def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def following_parts(
-    model: nn.Module, blocks: Sequence[nn.Module], seen: LiveBytes
+    model: nn.Module, blocks: Sequence[nn.Module], seen: TracedBytes
 ) -> Iterator[None]:
     """While this lasts, operations are counted to the part they belong to."""
     handles: list[Any] = []
@@ -264,7 +264,7 @@ def following_parts(
             handle.remove()
 
 
-def _enters(index: int, seen: LiveBytes) -> Callable[..., None]:
+def _enters(index: int, seen: TracedBytes) -> Callable[..., None]:
     """A block begins; when the gradient of what it was given is there, its backward is through."""
     trace = seen.trace
 
@@ -279,7 +279,7 @@ def _enters(index: int, seen: LiveBytes) -> Callable[..., None]:
     return hook
 
 
-def _leaves(index: int, seen: LiveBytes) -> Callable[..., None]:
+def _leaves(index: int, seen: TracedBytes) -> Callable[..., None]:
     """The last block ends; when the gradient of what it gave is there, its backward begins."""
     trace = seen.trace
 

@@ -14,7 +14,7 @@ from drivetrain.plan.simulation.published import LLAMA_NODE_MTBF_S
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanOverRuns:
     """A mean over runs, and where 95% of single runs lie."""
 
     mean: float
@@ -24,7 +24,7 @@ class Estimate:
     """Half the 95% interval of the mean itself: how far more runs could still move it."""
 
     @classmethod
-    def of(cls, values: Any) -> Estimate:
+    def of(cls, values: Any) -> MeanOverRuns:
         """Over all runs."""
         low, high = np.percentile(values, [2.5, 97.5])
         error = 1.96 * float(np.std(values)) / max(1, len(values)) ** 0.5
@@ -32,47 +32,47 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Money:
+class SimulatedMoney:
     """In whatever the price was given in."""
 
     paid: float
-    per_useful_hour: Estimate
+    per_useful_hour: MeanOverRuns
     """Of one device."""
-    lost: Estimate
+    lost: MeanOverRuns
     """Paid for time that was not useful."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedOutcome:
     """Of one set of inputs."""
 
     inputs: Inputs
-    goodput: Estimate
+    goodput: MeanOverRuns
     """Useful time over elapsed time."""
-    failures: Estimate
+    failures: MeanOverRuns
     lost: dict[str, float]
     """Parts of the elapsed time, on average."""
-    money: Money | None
+    money: SimulatedMoney | None
     closed_form: float | None
     """Daly's, where it holds: independent failures, a restart of everything, a node at once."""
 
 
-def outcome_of(inputs: Inputs) -> Outcome:
+def outcome_of(inputs: Inputs) -> SimulatedOutcome:
     """Simulate, and sum up."""
     runs = simulate(inputs)
     elapsed_s = inputs.days * DAY_S
     goodput = runs.useful / elapsed_s
-    return Outcome(
+    return SimulatedOutcome(
         inputs,
-        Estimate.of(goodput),
-        Estimate.of(runs.num_failures),
+        MeanOverRuns.of(goodput),
+        MeanOverRuns.of(runs.num_failures),
         {name: float(np.mean(values)) / elapsed_s for name, values in runs.lost.items()},
         _money(inputs, runs),
         _closed_form(inputs),
     )
 
 
-def _money(inputs: Inputs, runs: Runs) -> Money | None:
+def _money(inputs: Inputs, runs: Runs) -> SimulatedMoney | None:
     if inputs.price_per_device_hour is None:
         return None
     hours = inputs.days * DAY_S / HOUR_S
@@ -80,7 +80,9 @@ def _money(inputs: Inputs, runs: Runs) -> Money | None:
     paid = devices * hours * inputs.price_per_device_hour
     useful_hours = runs.useful / HOUR_S * inputs.num_devices
     lost = paid - useful_hours * inputs.price_per_device_hour
-    return Money(paid, Estimate.of(paid / np.maximum(useful_hours, 1e-9)), Estimate.of(lost))
+    return SimulatedMoney(
+        paid, MeanOverRuns.of(paid / np.maximum(useful_hours, 1e-9)), MeanOverRuns.of(lost)
+    )
 
 
 def _closed_form(inputs: Inputs) -> float | None:
@@ -94,7 +96,7 @@ def _closed_form(inputs: Inputs) -> float | None:
     return expected_goodput(inputs.checkpoint_interval_s, inputs.save_s, down_s, inputs.mtbf_s)
 
 
-def what_if(inputs: Inputs, name: str, values: Iterable[Any]) -> list[Outcome]:
+def what_if(inputs: Inputs, name: str, values: Iterable[Any]) -> list[SimulatedOutcome]:
     """The same run with one input changed."""
     return [outcome_of(replace(inputs, **{name: value})) for value in values]
 
@@ -128,7 +130,7 @@ POLICIES = {
 }
 
 
-def curve(replications: int = 100) -> dict[str, list[Outcome]]:
+def curve(replications: int = 100) -> dict[str, list[SimulatedOutcome]]:
     """Per policy, one outcome per number of devices."""
     return {
         name: [outcome_of(_at(inputs, devices, replications)) for devices in DEVICES]

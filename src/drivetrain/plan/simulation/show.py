@@ -9,13 +9,13 @@ from typing import Any
 
 from drivetrain.core.requirements import require
 from drivetrain.plan.simulation.inputs import DAY_S, HOUR_S, Inputs, option
-from drivetrain.plan.simulation.outcome import Estimate, Outcome
+from drivetrain.plan.simulation.outcome import MeanOverRuns, SimulatedOutcome
 from drivetrain.plan.simulation.published import Published
 
 # Outcomes as a person reads them, and as a program does.
 
 
-def lines(outcome: Outcome) -> list[str]:
+def lines(outcome: SimulatedOutcome) -> list[str]:
     """One outcome, with all its inputs."""
     inputs = outcome.inputs
     shown = [
@@ -43,7 +43,7 @@ def lines(outcome: Outcome) -> list[str]:
     return shown
 
 
-def what_if_table(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+def what_if_table(name: str, outcomes: Sequence[SimulatedOutcome]) -> list[str]:
     """One row per value of one input."""
     rows = [f"  {option(name):>22}  goodput (95% of runs)      largest loss"]
     for outcome in outcomes:
@@ -59,7 +59,7 @@ def what_if_table(name: str, outcomes: Sequence[Outcome]) -> list[str]:
     return rows
 
 
-def published_table(results: Sequence[tuple[Published, Outcome]]) -> list[str]:
+def published_table(results: Sequence[tuple[Published, SimulatedOutcome]]) -> list[str]:
     """Markdown: reported next to simulated."""
     rows = ["| run | reported | simulated (95% of runs) | off by |", "| --- | ---: | ---: | ---: |"]
     for run, outcome in results:
@@ -73,7 +73,7 @@ def published_table(results: Sequence[tuple[Published, Outcome]]) -> list[str]:
     return rows
 
 
-def as_dict(outcome: Outcome) -> dict[str, Any]:
+def as_dict(outcome: SimulatedOutcome) -> dict[str, Any]:
     """For programs; times in seconds."""
     return {
         **asdict(outcome),
@@ -126,11 +126,11 @@ def _ranked(lost: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(parts, key=lambda item: -item[1])
 
 
-def _percent(estimate: Estimate) -> str:
+def _percent(estimate: MeanOverRuns) -> str:
     return f"{estimate.mean:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
 
 
-def curve_table(curves: Mapping[str, Sequence[Outcome]]) -> list[str]:
+def curve_table(curves: Mapping[str, Sequence[SimulatedOutcome]]) -> list[str]:
     """Markdown: goodput by policy and number of devices."""
     names = list(curves)
     rows = ["| devices | " + " | ".join(name.split(":")[0] for name in names) + " |"]
@@ -146,7 +146,7 @@ def curve_table(curves: Mapping[str, Sequence[Outcome]]) -> list[str]:
 _COLORS = ("tab:red", "tab:blue", "tab:green")
 
 
-def plot_curve(curves: Mapping[str, Sequence[Outcome]], path: Path) -> None:
+def plot_curve(curves: Mapping[str, Sequence[SimulatedOutcome]], path: Path) -> None:
     """Goodput against devices: the mean, and where 95% of runs lie."""
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 4.4))
@@ -164,7 +164,7 @@ def plot_curve(curves: Mapping[str, Sequence[Outcome]], path: Path) -> None:
     _save(plt, figure, path)
 
 
-def plot_what_if(name: str, outcomes: Sequence[Outcome], path: Path) -> None:
+def plot_what_if(name: str, outcomes: Sequence[SimulatedOutcome], path: Path) -> None:
     """Where the time goes, one bar per value."""
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 4.0))
@@ -184,7 +184,7 @@ def plot_what_if(name: str, outcomes: Sequence[Outcome], path: Path) -> None:
     _save(plt, figure, path)
 
 
-def _label(outcome: Outcome, name: str) -> str:
+def _label(outcome: SimulatedOutcome, name: str) -> str:
     value = getattr(outcome.inputs, name)
     return "auto" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -26,7 +26,7 @@ from drivetrain.record.step_file import (
 # The bytes of a run's directory, from a path or from any fsspec address. Read-only.
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """Names are relative, with slashes; what is not there is empty."""
 
     address: str
@@ -46,7 +46,7 @@ class Source(Protocol):
         ...
 
 
-def source_at(address: str | os.PathLike[str]) -> Source:
+def source_at(address: str | os.PathLike[str]) -> RunSource:
     """The run's directory at an address."""
     text = os.fspath(address)
     if "://" not in text or text.startswith("file://"):
@@ -200,7 +200,7 @@ def _event(line: dict[str, Any]) -> Event:
 class EventFollower:
     """Reads what a file has grown by since the last look."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: RunSource, name: str) -> None:
         self._source, self._name = source, name
         self._position = 0
         self._half = b""
@@ -213,7 +213,9 @@ class EventFollower:
         return list(parse_events(whole))
 
 
-def last_events(source: Source, name: str, num_events: int, window: int = 1 << 16) -> list[Event]:
+def last_events(
+    source: RunSource, name: str, num_events: int, window: int = 1 << 16
+) -> list[Event]:
     """The last so many, without reading what came before them."""
     size = source.size(name)
     while True:
@@ -312,7 +314,7 @@ def put_row(row: NDArray[np.float32], table: Table, name: str, first_step: int) 
 class StepFollower:
     """Reads what a step file has grown by since the last look."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: RunSource, name: str) -> None:
         self._source, self._name = source, name
         self._dtype: np.dtype[Any] | None = None
         self._position = HEADER_BYTES

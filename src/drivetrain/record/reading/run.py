@@ -17,8 +17,8 @@ from drivetrain.core.errors import ConfigError, DamagedRun, Problem, exception_l
 from drivetrain.record.reading.files import (
     Event,
     EventFollower,
+    RunSource,
     Series,
-    Source,
     StepFollower,
     StepMatrix,
     Table,
@@ -118,7 +118,7 @@ class PastAttempt:
         return str(self.start.get("host") or "")
 
 
-def read_attempts(source: Source) -> tuple[PastAttempt, ...]:
+def read_attempts(source: RunSource) -> tuple[PastAttempt, ...]:
     """In order."""
     found = [(attempt_of(name), name) for name in source.names("attempts")]
     return tuple(
@@ -126,7 +126,7 @@ def read_attempts(source: Source) -> tuple[PastAttempt, ...]:
     )
 
 
-def _attempt(source: Source, number: int, folder: str) -> PastAttempt:
+def _attempt(source: RunSource, number: int, folder: str) -> PastAttempt:
     start, end, closed = (
         read_json(source, f"{folder}/{name}.json") for name in ("start", "end", "closed")
     )
@@ -141,7 +141,7 @@ def _attempt(source: Source, number: int, folder: str) -> PastAttempt:
     return PastAttempt(number, start, end, closed)
 
 
-def read_json(source: Source, name: str) -> dict[str, Any]:
+def read_json(source: RunSource, name: str) -> dict[str, Any]:
     """A small document; empty when it is not there, or not whole yet."""
     try:
         document = parse_json(source.read(name, most=SMALL_BYTES))
@@ -158,7 +158,7 @@ _RECORD_BYTES = 40
 class RunReading:
     """A run's directory, read-only. Every call reads anew, so that a run may go on meanwhile."""
 
-    source: Source
+    source: RunSource
 
     @property
     def address(self) -> str:

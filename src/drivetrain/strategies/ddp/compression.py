@@ -124,7 +124,7 @@ class BFloat16(Plain):
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class TopK:
+class TopKCompressor:
     """The largest `ratio` of each bucket."""
 
     name = "topk"
@@ -182,7 +182,7 @@ class TopK:
 _BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
-class PowerSGD:
+class PowerSGDCompressor:
     """torch's hook, with a state that can be saved without pickle."""
 
     name = "powersgd"
@@ -236,9 +236,9 @@ class PowerSGD:
 def compressor_for(name: str, config: Communication, group: dist.ProcessGroup) -> Compressor:
     """By its name; `auto` is no compressor but a choice between some."""
     if name == "topk":
-        return TopK(config.topk, group)
+        return TopKCompressor(config.topk, group)
     if name == "powersgd":
-        return PowerSGD(config.powersgd, group)
+        return PowerSGDCompressor(config.powersgd, group)
     return {"none": Plain, "fp16": Float16, "bf16": BFloat16}[name](group)
 
 

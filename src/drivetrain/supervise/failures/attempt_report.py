@@ -13,7 +13,7 @@ from drivetrain.core.redaction import clean_text, clean_traceback
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.failures.failure import RankFailure, by_cause
 from drivetrain.supervise.failures.rank_dump import RankDump
-from drivetrain.supervise.policy import End, Kind
+from drivetrain.supervise.policy import End, EndKind
 from drivetrain.supervise.resources import Facts
 
 
@@ -100,7 +100,7 @@ def write_end(
     if named is None:
         return None
     run, attempt = named
-    only_noticed = account.end.kind in (Kind.PEER, Kind.RESIZED)
+    only_noticed = account.end.kind in (EndKind.PEER, EndKind.RESIZED)
     if only_noticed and (run.attempt(attempt) / "end.json").exists():
         return None  # the node where it happened has said more
     with contextlib.suppress(OSError):

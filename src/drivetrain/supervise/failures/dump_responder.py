@@ -38,7 +38,7 @@ _Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Group:
+class RecordedGroup:
     """A process group of this process."""
 
     name: str
@@ -64,7 +64,7 @@ def latest_collectives() -> dict[str, Any] | None:
     return describe(_read(), _groups())
 
 
-def describe(traces: Mapping[str, _Entry], groups: Sequence[Group]) -> dict[str, Any]:
+def describe(traces: Mapping[str, _Entry], groups: Sequence[RecordedGroup]) -> dict[str, Any]:
     """What both recorders have, as one sequence of calls. Pure."""
     by_name = {group.name: group for group in groups}
     labels = {group.label(backend): group for group in groups for backend in group.backends}
@@ -78,7 +78,7 @@ def describe(traces: Mapping[str, _Entry], groups: Sequence[Group]) -> dict[str,
     for _, recorder, entry in sorted(entries, key=lambda each: each[0]):
         name, description = entry["process_group"]
         backend, _, op = entry["profiling_name"].rpartition(":")
-        group = by_name.get(name, Group(name, description, (), (backend,)))
+        group = by_name.get(name, RecordedGroup(name, description, (), (backend,)))
         label = group.label(backend)
         labels.setdefault(label, group)
         calls.append(
@@ -107,11 +107,11 @@ def _read() -> dict[str, _Entry]:
     }
 
 
-def _groups() -> list[Group]:
+def _groups() -> list[RecordedGroup]:
     import torch.distributed as dist
 
     return [
-        Group(
+        RecordedGroup(
             group.group_name,
             group.group_desc,
             dist.get_process_group_ranks(group),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from drivetrain.core.errors import exception_line, raised_by, without_blame
 from drivetrain.diagnose.stacks import own_calls, traceback_line
-from drivetrain.record.session import Phase, Progress
-from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, End, Kind
+from drivetrain.record.session import Phase, RankProgress
+from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, End, EndKind
 
 # Which rank failed first, and what it said. Pure: from exit facts to one verdict.
 
@@ -168,7 +168,7 @@ def _how(failure: RankFailure) -> str:
 
 def classify(
     failures: Sequence[RankFailure],
-    pages: Sequence[Progress | None],
+    pages: Sequence[RankProgress | None],
     *,
     trains: bool,
     has_peers: bool,
@@ -176,26 +176,26 @@ def classify(
     """`pages`: what the node's ranks last wrote; `has_peers`: whether there are other nodes."""
     cause = root_cause(failures)
     kind = _kind(failures, pages, has_peers=has_peers)
-    code = STALE_CODE if kind is Kind.STALE else cause.process_exit_code
+    code = STALE_CODE if kind is EndKind.STALE else cause.process_exit_code
     was_killed = cause.killed_by is not None
     return End(kind, last_step(pages), code, trains, by_signal=was_killed, fault=cause.fault)
 
 
-def last_step(pages: Sequence[Progress | None]) -> int:
+def last_step(pages: Sequence[RankProgress | None]) -> int:
     """The furthest that a rank has come; 0 when none has finished a step."""
     return max((page.step for page in pages if page is not None), default=0)
 
 
 def _kind(
-    failures: Sequence[RankFailure], pages: Sequence[Progress | None], *, has_peers: bool
-) -> Kind:
+    failures: Sequence[RankFailure], pages: Sequence[RankProgress | None], *, has_peers: bool
+) -> EndKind:
     codes = {failure.exit_code for failure in failures}
     if codes == {PREEMPTED_CODE}:
-        return Kind.PREEMPTED
+        return EndKind.PREEMPTED
     if STALE_CODE in codes:
-        return Kind.STALE
+        return EndKind.STALE
     if has_peers and root_cause(failures).is_collateral:
-        return Kind.PEER
+        return EndKind.PEER
     if all(page is None or page.phase is Phase.STARTING for page in pages):
-        return Kind.START_UP
-    return Kind.FAILED
+        return EndKind.START_UP
+    return EndKind.FAILED

@@ -30,7 +30,7 @@ class RankDump:
     """JSON; empty when there are none."""
 
 
-class Asked(Protocol):
+class DumpRequest(Protocol):
     """A rank's process."""
 
     local_rank: int
@@ -75,7 +75,7 @@ class DumpFiles:
         return RankDump(_read(self.stacks), _read(self.collectives))
 
 
-def collect_dumps(session: Path, living: Sequence[Asked]) -> dict[int, RankDump]:
+def collect_dumps(session: Path, living: Sequence[DumpRequest]) -> dict[int, RankDump]:
     """Ask every rank, by local rank; those that have ended may have left something too."""
     awake = [rank for rank in living if not is_stopped(rank.pid)]
     benches = [DumpFiles(session, rank.local_rank) for rank in awake]

@@ -16,7 +16,7 @@ from drivetrain.diagnose.stacks import parse_stacks, traceback_line
 from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
 from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.failures.rank_dump import RankDump
-from drivetrain.supervise.policy import End, Kind
+from drivetrain.supervise.policy import End, EndKind
 
 # What the user reads about an attempt's end: what died, where, when, and what is done about it.
 
@@ -32,12 +32,12 @@ def lost_replica(end: End, failure: RankFailure, host: str) -> str:
 
 def stopped(end: End, asked_by: str) -> str:
     """What is said when somebody asked the run to stop."""
-    if end.kind is Kind.PREEMPTED:
+    if end.kind is EndKind.PREEMPTED:
         return (
             f"stopped by {asked_by} and saved after step {end.step}; "
             "run the same command again to resume"
         )
-    if end.kind is Kind.FINISHED:
+    if end.kind is EndKind.FINISHED:
         return f"{asked_by} came as the last step ended; the run is finished"
     return f"stopped by {asked_by}; all ranks were ended"
 
@@ -80,16 +80,16 @@ def paragraph(account: AttemptReport) -> str:
     when = time.strftime("%H:%M:%S")
     where = end.where
     match end.kind:
-        case Kind.STALLED:
+        case EndKind.STALLED:
             kept = "; the ranks' stacks were written down" if end.trains else ""
             what = f"{host}: {account.detail}{kept}"
-        case Kind.PREEMPTED:
+        case EndKind.PREEMPTED:
             what = f"the ranks were asked to stop and saved {where}"
-        case Kind.RESIZED:
+        case EndKind.RESIZED:
             what = f"nodes joined or left {where}"
-        case Kind.PEER:
+        case EndKind.PEER:
             what = f"{host}: a rank on another node ended {where}"
-        case Kind.STALE:
+        case EndKind.STALE:
             what = "another attempt has taken over the run"
         case _ if failures and account.restarts:
             cause = root_cause(failures)
@@ -122,7 +122,7 @@ def write_down(
     try:
         if written is not None:
             return explain_attempt(*written)
-        if account.end.kind is Kind.STALLED:  # a script that has no run directory
+        if account.end.kind is EndKind.STALLED:  # a script that has no run directory
             return judge_attempt(_evidence(account, dumps))
         return None
     except Exception as error:

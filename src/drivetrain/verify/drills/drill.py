@@ -114,7 +114,7 @@ _MEET_QUICKLY = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class DrillSetting:
     """How a drill's run is started."""
 
     words: tuple[str, ...]
@@ -140,7 +140,7 @@ class Reference:
 
 
 @dataclass
-class Outcome:
+class DrillOutcome:
     """How a drill went."""
 
     faults: Sequence[Fault]
@@ -158,13 +158,15 @@ class Outcome:
         return not self.problems
 
 
-def run_once(setting: Setting, faults: Faults, folder: Path, timeout_s: float = 3600) -> Outcome:
+def run_once(
+    setting: DrillSetting, faults: Faults, folder: Path, timeout_s: float = 3600
+) -> DrillOutcome:
     """One run on this machine, without comparing it to anything."""
     return _run(setting, faults, folder, None, timeout_s)[0]
 
 
 def run_reference(
-    setting: Setting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
+    setting: DrillSetting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
 ) -> Reference:
     """The run without faults, in the same setting."""
     outcome, run_dir, _ = _run(setting, Faults(), folder, hosts, timeout_s)
@@ -175,13 +177,13 @@ def run_reference(
 
 
 def run_drill(
-    setting: Setting,
+    setting: DrillSetting,
     faults: Faults,
     reference: Reference,
     folder: Path,
     hosts: Hosts | None = None,
     timeout_s: float = 120.0,
-) -> Outcome:
+) -> DrillOutcome:
     """Run it, break it, and compare."""
     outcome, run_dir, removed = _run(setting, faults, folder, hosts, timeout_s)
     if not outcome.problems:
@@ -193,10 +195,10 @@ def run_drill(
 
 
 def _run(
-    setting: Setting, faults: Faults, folder: Path, hosts: Hosts | None, timeout_s: float
-) -> tuple[Outcome, Path, list[Claim]]:
+    setting: DrillSetting, faults: Faults, folder: Path, hosts: Hosts | None, timeout_s: float
+) -> tuple[DrillOutcome, Path, list[Claim]]:
     run_dir = folder / "run"
-    outcome = Outcome(faults.faults)
+    outcome = DrillOutcome(faults.faults)
     nodes = _make_nodes(setting, folder, run_dir, hosts)
     injector = Injector(nodes, hosts, run_dir)
     adopt_orphans()
@@ -230,7 +232,11 @@ def _run(
 
 
 def _call_a_person(
-    nodes: list[DrillNode], injector: Injector, fault: Fault, outcome: Outcome, deadline_s: float
+    nodes: list[DrillNode],
+    injector: Injector,
+    fault: Fault,
+    outcome: DrillOutcome,
+    deadline_s: float,
 ) -> None:
     """The run has ended and said why; nothing is lost, and it goes on when that is put right."""
     outcome.problems += injector.loss_problems()
@@ -256,7 +262,7 @@ def _watch(
     nodes: list[DrillNode],
     injector: Injector,
     waiting: list[Fault],
-    outcome: Outcome,
+    outcome: DrillOutcome,
     deadline_s: float,
     expected: int = 0,
     recoveries: Sequence[Recovery] = (),
@@ -318,7 +324,7 @@ def _tails(nodes: Sequence[DrillNode]) -> str:
 
 
 def _make_nodes(
-    setting: Setting, folder: Path, run_dir: Path, hosts: Hosts | None
+    setting: DrillSetting, folder: Path, run_dir: Path, hosts: Hosts | None
 ) -> list[DrillNode]:
     num_nodes = 1 if hosts is None else len(hosts)
     fewest = 1 if setting.elastic else num_nodes

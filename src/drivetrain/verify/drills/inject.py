@@ -15,7 +15,7 @@ from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.lineage import Claim
 from drivetrain.checkpoint.manifest import NAME, DamagedCheckpoint
 from drivetrain.checkpoint.storage import storage_at
-from drivetrain.record.session import Progress
+from drivetrain.record.session import RankProgress
 from drivetrain.testing.hosts import Hosts
 from drivetrain.verify.drills.faults import FOR_A_PERSON, Fault
 from drivetrain.verify.drills.nodes import DrillNode
@@ -36,7 +36,7 @@ class Injector:
         self.removed: list[Claim] = []
         """Claims that a person has taken away: the attempts have been there all the same."""
 
-    def pages(self) -> list[Progress]:
+    def pages(self) -> list[RankProgress]:
         """Every living rank's page, node by node."""
         return [page for node in self._nodes for page in node.pages()]
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.record.session import Progress, read_progress
+from drivetrain.record.session import RankProgress, read_progress
 from drivetrain.supervise.failures.rank_dump import kernel_state
 from drivetrain.supervise.processes.forking import Forked
 from drivetrain.testing.hosts import Host
@@ -92,7 +92,7 @@ class DrillNode:
             self.host.crash()
         self.start_again_s = time.monotonic() + 1.0
 
-    def pages(self) -> list[Progress]:
+    def pages(self) -> list[RankProgress]:
         """What its ranks last said."""
         found = []
         for session in (self.folder / f"node-{self.index}" / "tmp").glob("drivetrain-*"):

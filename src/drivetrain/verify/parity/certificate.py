@@ -34,7 +34,7 @@ from drivetrain.verify.parity.compare import (
     locate,
 )
 from drivetrain.verify.parity.layouts import ONE_PROCESS, AskedLayout
-from drivetrain.verify.parity.trace import FOLDER, LAST_STEP, Entry, read_trace
+from drivetrain.verify.parity.trace import FOLDER, LAST_STEP, TraceEntry, read_trace
 from drivetrain.verify.scalars import step_scalars
 
 _TRACE = "drivetrain.verify.parity.trace:Trace"
@@ -171,7 +171,7 @@ class Ran:
         """What it reported of each step."""
         return read_numbers(self.folder / "run")
 
-    def traces(self) -> dict[int, list[Entry]]:
+    def traces(self) -> dict[int, list[TraceEntry]]:
         """Rank → what it wrote down; empty for a script that keeps its own loop."""
         paths = sorted((self.folder / "trace").glob("trace-*.jsonl"))
         return {int(path.stem.partition("-")[2]): read_trace(path) for path in paths}

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from drivetrain.verify.parity.fingerprint import Fingerprint, deviation, together
-from drivetrain.verify.parity.trace import NO_MICRO_BATCH, Entry, Key, Stage
+from drivetrain.verify.parity.trace import NO_MICRO_BATCH, Key, TraceEntry, TraceStage
 
 # How far two layouts may part by rounding alone, by number format.
 
@@ -28,16 +28,18 @@ class Tolerance:
     judges_traces: bool = True
     """Whether a module that parts is a failure, though losses and norms agree."""
 
-    def of(self, stage: Stage) -> float:
+    def of(self, stage: TraceStage) -> float:
         """What a stage's values may part by."""
-        if stage is Stage.FORWARD:
+        if stage is TraceStage.FORWARD:
             return self.output
         return self.value if stage in _COMPUTED else EXACT
 
 
 EXACT = 1e-9
 """Initial weights, data and settings are computed alike everywhere: they must be the same."""
-_COMPUTED = frozenset({Stage.LOSS, Stage.BACKWARD, Stage.CLIPPING, Stage.UPDATE})
+_COMPUTED = frozenset(
+    {TraceStage.LOSS, TraceStage.BACKWARD, TraceStage.CLIPPING, TraceStage.UPDATE}
+)
 
 _ROUNDS = "fsdp rounds weights before it gathers them"
 # In fp32, traces of healthy layouts part by 2e-6; but an attention's key bias, whose gradient is
@@ -52,7 +54,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
 _FAINT = 1e-2
 """A gradient or weight this much smaller than is usual in its model is held to the usual size:
 where the true value is zero, as of an attention's key bias, all that is left is rounding."""
-_FLOORED = frozenset({Stage.BACKWARD, Stage.CLIPPING, Stage.UPDATE})
+_FLOORED = frozenset({TraceStage.BACKWARD, TraceStage.CLIPPING, TraceStage.UPDATE})
 
 
 class StepNumbers(NamedTuple):
@@ -83,7 +85,7 @@ class Divergence:
 
     step: int
     """0: before the first step."""
-    stage: Stage
+    stage: TraceStage
     place: str
     micro: int | None
     ranks: tuple[int, ...]
@@ -132,15 +134,15 @@ class Divergence:
 
 
 _WORDS = {
-    Stage.START: "{place}",
-    Stage.MEMBERS: "whether it holds {place}",
-    Stage.DATA: "{place}",
-    Stage.FORWARD: "output of {place}",
-    Stage.LOSS: "{place}",
-    Stage.BACKWARD: "gradient of {place}",
-    Stage.CLIPPING: "{place}",
-    Stage.SETTINGS: "{place}",
-    Stage.UPDATE: "move of {place}",
+    TraceStage.START: "{place}",
+    TraceStage.MEMBERS: "whether it holds {place}",
+    TraceStage.DATA: "{place}",
+    TraceStage.FORWARD: "output of {place}",
+    TraceStage.LOSS: "{place}",
+    TraceStage.BACKWARD: "gradient of {place}",
+    TraceStage.CLIPPING: "{place}",
+    TraceStage.SETTINGS: "{place}",
+    TraceStage.UPDATE: "move of {place}",
 }
 
 
@@ -182,7 +184,7 @@ def _norm_deviation(reference: StepNumbers, here: StepNumbers) -> float:
 
 
 def locate(
-    reference: Sequence[Entry], ranks: Mapping[int, Sequence[Entry]], allowed: Tolerance
+    reference: Sequence[TraceEntry], ranks: Mapping[int, Sequence[TraceEntry]], allowed: Tolerance
 ) -> Divergence | None:
     """The first thing in the reference's order of execution that another layout has otherwise."""
     seen: dict[Key, dict[int, Fingerprint]] = defaultdict(dict)
@@ -195,7 +197,7 @@ def locate(
     return None if first is None else _describe(first, [first, *partings], reference)
 
 
-class _Apart(NamedTuple):
+class _PartedPlace(NamedTuple):
     """A place that parts."""
 
     key: Key
@@ -206,39 +208,39 @@ class _Apart(NamedTuple):
 
 
 def _partings(
-    reference: Sequence[Entry],
+    reference: Sequence[TraceEntry],
     seen: Mapping[Key, ByRank],
-    scales: Mapping[tuple[int, Stage], float],
+    scales: Mapping[tuple[int, TraceStage], float],
     allowed: Tolerance,
-) -> Iterator[_Apart]:
+) -> Iterator[_PartedPlace]:
     for key, value in reference:
-        if key.stage is Stage.FORWARD and key not in seen:
+        if key.stage is TraceStage.FORWARD and key not in seen:
             continue  # compiled away, or a pipeline stage that calls its parts by other names
         least = scales.get((key.step, key.stage), 0.0) * math.sqrt(value.numel)
         by_rank, most = seen.get(key, {}), allowed.of(key.stage)
         apart = {rank: deviation(here, value, least) for rank, here in by_rank.items()}
         wrong = tuple(rank for rank, far in apart.items() if far > most)
         if not by_rank:
-            yield _Apart(key, value, Fingerprint(0, 0.0, 0.0, 0.0), (), math.inf)
+            yield _PartedPlace(key, value, Fingerprint(0, 0.0, 0.0, 0.0), (), math.inf)
         elif wrong and _deviation_together(key.stage, by_rank, value) > most:
             rank = max(wrong, key=apart.__getitem__)
-            yield _Apart(key, value, by_rank[rank], wrong, apart[rank])
+            yield _PartedPlace(key, value, by_rank[rank], wrong, apart[rank])
 
 
-def _deviation_together(stage: Stage, by_rank: ByRank, reference: Fingerprint) -> float:
+def _deviation_together(stage: TraceStage, by_rank: ByRank, reference: Fingerprint) -> float:
     """Where ranks share a micro-batch: of what they have between them."""
     parts = list(by_rank.values())
-    if len(parts) < 2 or stage not in (Stage.DATA, Stage.FORWARD, Stage.LOSS):
+    if len(parts) < 2 or stage not in (TraceStage.DATA, TraceStage.FORWARD, TraceStage.LOSS):
         return math.inf
-    if stage is Stage.LOSS:  # the terms of one sum
+    if stage is TraceStage.LOSS:  # the terms of one sum
         return relative(sum(part.total for part in parts), reference.total)
     return deviation(together(parts), reference)
 
 
-def _usual_sizes(reference: Sequence[Entry]) -> dict[tuple[int, Stage], float]:
+def _usual_sizes(reference: Sequence[TraceEntry]) -> dict[tuple[int, TraceStage], float]:
     """Per step and stage: how large an element is as a rule, scaled down to what is faint."""
-    squares: dict[tuple[int, Stage], float] = defaultdict(float)
-    counts: dict[tuple[int, Stage], int] = defaultdict(int)
+    squares: dict[tuple[int, TraceStage], float] = defaultdict(float)
+    counts: dict[tuple[int, TraceStage], int] = defaultdict(int)
     for key, value in reference:
         if key.stage in _FLOORED and math.isfinite(value.norm) and key.place != "gradient norm":
             squares[key.step, key.stage] += value.norm**2
@@ -246,7 +248,9 @@ def _usual_sizes(reference: Sequence[Entry]) -> dict[tuple[int, Stage], float]:
     return {where: _FAINT * math.sqrt(squares[where] / counts[where]) for where in counts}
 
 
-def _describe(first: _Apart, partings: Sequence[_Apart], reference: Sequence[Entry]) -> Divergence:
+def _describe(
+    first: _PartedPlace, partings: Sequence[_PartedPlace], reference: Sequence[TraceEntry]
+) -> Divergence:
     step, stage, place, micro = first.key
     alike = [each for each in partings if each.key.step == step and each.key.stage is stage]
     num_places = sum(1 for key, _ in reference if key.step == step and key.stage is stage)
@@ -266,7 +270,7 @@ def _describe(first: _Apart, partings: Sequence[_Apart], reference: Sequence[Ent
     )
 
 
-def _common_ratio(partings: Sequence[_Apart]) -> float | None:
+def _common_ratio(partings: Sequence[_PartedPlace]) -> float | None:
     """The factor between all of them and the reference, if there is one."""
     if len(partings) < 2 or any(not each.reference.norm for each in partings):
         return None

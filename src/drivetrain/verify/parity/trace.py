@@ -90,7 +90,7 @@ Adam makes a whole step of it all the same."""
 _WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
 
 
-class Stage(StrEnum):
+class TraceStage(StrEnum):
     """What was going on."""
 
     START = "initial weights"
@@ -109,14 +109,14 @@ class Key(NamedTuple):
 
     step: int
     """Counted from 1; 0 is before the first."""
-    stage: Stage
+    stage: TraceStage
     place: str
     """A module, a parameter, or what else has a name."""
     micro: int
     """Index of the micro-batch in its step; NO_MICRO_BATCH where there is none."""
 
 
-class Entry(NamedTuple):
+class TraceEntry(NamedTuple):
     """One line of a trace."""
 
     key: Key
@@ -150,10 +150,10 @@ class Trace(Hook):
         self._file = open(path, "w")  # noqa: SIM115 - closed by on_fit_end
         trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
         self._parameters = {own_name(name): parameter for name, parameter in trained}
-        self._note_all(Stage.START, self._parameters)
+        self._note_all(TraceStage.START, self._parameters)
         held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
         for name, parameter in self._parameters.items():
-            self._note(Stage.MEMBERS, name, of_number(float(id(parameter) in held)))
+            self._note(TraceStage.MEMBERS, name, of_number(float(id(parameter) in held)))
         self._listen(model, engine, trainer.task)
 
     def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
@@ -163,9 +163,9 @@ class Trace(Hook):
             return
         norm = trainer.assembly.engine.meter.grad_norm
         if norm is not None:
-            self._note(Stage.CLIPPING, "gradient norm", of_number(float(norm)))
+            self._note(TraceStage.CLIPPING, "gradient norm", of_number(float(norm)))
         gradients = self._gradients()
-        self._note_all(Stage.CLIPPING, gradients)
+        self._note_all(TraceStage.CLIPPING, gradients)
         self._before = _faint_elements(self._parameters, gradients)
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
@@ -178,14 +178,14 @@ class Trace(Hook):
             return
         for index, group in enumerate(trainer.assembly.engine.optimizer.param_groups):
             for name, value in _numbers(group):
-                self._note(Stage.SETTINGS, f"{name} of group {index}", of_number(value))
+                self._note(TraceStage.SETTINGS, f"{name} of group {index}", of_number(value))
         moves = {
             name: _move(before, _whole(self._parameters[name]), faint)
             for name, (before, faint) in self._before.items()
         }
         self._before = {}
         for name in self._by_execution(moves, backwards=False):
-            self._note(Stage.UPDATE, name, moves[name])
+            self._note(TraceStage.UPDATE, name, moves[name])
         if self._file is not None:
             self._file.flush()
 
@@ -229,7 +229,7 @@ class Trace(Hook):
             if micro is None or not micro.num_samples or not self._is_wanted:
                 return original(model, batch)  # an evaluation, or a turn that only keeps step
             for place, tensor in _tensors("batch", batch):
-                self._note(Stage.DATA, place, fingerprint(tensor))
+                self._note(TraceStage.DATA, place, fingerprint(tensor))
             self._in_loss = True  # a recomputation in backward is not a forward
             try:
                 result = original(model, batch)
@@ -239,9 +239,9 @@ class Trace(Hook):
             finally:
                 self._in_loss = False
             value = result.sum if isinstance(result, Total) else result
-            self._note(Stage.LOSS, "loss", fingerprint(_whole(value)))
+            self._note(TraceStage.LOSS, "loss", fingerprint(_whole(value)))
             if isinstance(result, Total):
-                self._note(Stage.LOSS, "count", of_number(float(result.count)))
+                self._note(TraceStage.LOSS, "count", of_number(float(result.count)))
             self._micro = None
             return result
 
@@ -252,7 +252,7 @@ class Trace(Hook):
             original()
             self._micro = None
             if self._is_wanted:
-                self._note_all(Stage.BACKWARD, self._gradients(), backwards=True)
+                self._note_all(TraceStage.BACKWARD, self._gradients(), backwards=True)
 
         return finish_gradients
 
@@ -270,14 +270,16 @@ class Trace(Hook):
             call = self._calls[name]
             place = name if call == 1 else f"{name} (call {call})"
             for each, tensor in _tensors(place, output):
-                self._note(Stage.FORWARD, each, fingerprint(tensor))
+                self._note(TraceStage.FORWARD, each, fingerprint(tensor))
 
         return end
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         return {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
 
-    def _note_all(self, stage: Stage, tensors: dict[str, Any], *, backwards: bool = False) -> None:
+    def _note_all(
+        self, stage: TraceStage, tensors: dict[str, Any], *, backwards: bool = False
+    ) -> None:
         # gathered in an order that is the same on every rank, since gathering is collective
         values = {name: fingerprint(_whole(tensor)) for name, tensor in tensors.items()}
         for name in self._by_execution(values, backwards=backwards):
@@ -293,18 +295,18 @@ class Trace(Hook):
             owner = owner.rpartition(".")[0]
         return self._begun.get(owner, -1)
 
-    def _note(self, stage: Stage, place: str, value: Fingerprint) -> None:
+    def _note(self, stage: TraceStage, place: str, value: Fingerprint) -> None:
         if self._file is None:
             return
         micro = NO_MICRO_BATCH if self._micro is None else self._micro.index
         self._file.write(json.dumps([self._step, stage, place, micro, *value]) + "\n")
 
 
-def read_trace(path: Path) -> list[Entry]:
+def read_trace(path: Path) -> list[TraceEntry]:
     """In the order of execution."""
     lines = (json.loads(line) for line in path.read_text().splitlines())
     return [
-        Entry(Key(step, Stage(stage), place, micro), Fingerprint(*value))
+        TraceEntry(Key(step, TraceStage(stage), place, micro), Fingerprint(*value))
         for step, stage, place, micro, *value in lines
     ]
 

@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from drivetrain._version import __version__
 from drivetrain.view.charts import (
+    ChartLine,
     Curve,
-    Line,
     css_of_kind,
     curve,
     heat,
@@ -24,11 +24,11 @@ from drivetrain.view.charts import (
     ledger_table,
     timeline,
 )
-from drivetrain.view.compare import Comparison
+from drivetrain.view.compare import RunComparison
 from drivetrain.view.palette import COLOURS, SHADES, UNKNOWN, Colour, css_of, words
 from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
 from drivetrain.view.series import (
-    Series,
+    ChartSeries,
     duration_text,
     is_about_the_machine,
     is_drawn,
@@ -121,7 +121,7 @@ def report_page(run: RunView, made_s: float) -> str:
     )
 
 
-def curve_of(lines: Sequence[Line], marks: Sequence[tuple[float, str]] = ()) -> Markup:
+def curve_of(lines: Sequence[ChartLine], marks: Sequence[tuple[float, str]] = ()) -> Markup:
     """The chart that suits a scalar of that name."""
     name = lines[0].series.name
     is_rate = name.startswith(("throughput/", "system/", "train/learning_rate"))
@@ -135,13 +135,13 @@ def _curves(run: RunView, *, of_machine: bool) -> list[Drawing]:
         for attempt in run.attempts[1:]
     ]
     return [
-        Drawing(title_of(name), _last_of(series), curve_of([Line(series)], marks))
+        Drawing(title_of(name), _last_of(series), curve_of([ChartLine(series)], marks))
         for name, series in sorted(run.scalars.items(), key=lambda item: order_of(item[0]))
         if is_drawn(name) and is_about_the_machine(name) == of_machine and not series.is_empty
     ]
 
 
-def _last_of(series: Series) -> str:
+def _last_of(series: ChartSeries) -> str:
     broken = series.broken_steps.size
     said = f"{number_text(series.last)} at step {series.steps[-1]:,.0f}"
     return f"{said}; {broken:,} not finite" if broken else said
@@ -200,7 +200,7 @@ def _when(run: RunView) -> str:
 # Two runs as one page: curves over each other, tables side by side.
 
 
-def compare_page(comparison: Comparison, made_s: float) -> str:
+def compare_page(comparison: RunComparison, made_s: float) -> str:
     """The whole page."""
     sides = (comparison.here, comparison.there)
     return render(
@@ -217,17 +217,17 @@ def compare_page(comparison: Comparison, made_s: float) -> str:
     )
 
 
-def _curves_of_both(comparison: Comparison) -> list[Drawing]:
+def _curves_of_both(comparison: RunComparison) -> list[Drawing]:
     sides = ((comparison.here, "line-1"), (comparison.there, "line-2"))
     drawn = []
     names = {*comparison.here.scalars, *comparison.there.scalars}
     for name in sorted(filter(is_drawn, names), key=order_of):
-        lines = [Line(run.scalar(name), css) for run, css in sides]
+        lines = [ChartLine(run.scalar(name), css) for run, css in sides]
         shown = [line for line in lines if not line.series.is_empty]
         note = "" if len(shown) == 2 else f"only in {_only(comparison, name)}"
         drawn.append(Drawing(title_of(name), note, curve_of(shown)))
     return drawn
 
 
-def _only(comparison: Comparison, name: str) -> str:
+def _only(comparison: RunComparison, name: str) -> str:
     return comparison.names[comparison.here.scalar(name).is_empty]

@@ -10,13 +10,20 @@ from rich.text import Text
 from drivetrain.view.charts import css_of_kind
 from drivetrain.view.palette import SHADES, colour_of, words
 from drivetrain.view.run_view import LedgerView, RankMeans, RunView
-from drivetrain.view.series import Scale, Series, duration_text, from_zero, number_text, value_scale
+from drivetrain.view.series import (
+    ChartSeries,
+    Scale,
+    duration_text,
+    from_zero,
+    number_text,
+    value_scale,
+)
 
 # Which bit of U+2800 a dot is, by its place in the cell: (column, row from the top).
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
-def braille(series: Series, x: Scale, y: Scale, width: int, height: int) -> list[str]:
+def braille(series: ChartSeries, x: Scale, y: Scale, width: int, height: int) -> list[str]:
     """The curve as `height` lines of `width` cells; every column shows its lowest to highest."""
     drawn = series.finite
     if drawn.is_empty or width < 1 or height < 1:
@@ -59,7 +66,9 @@ def style_of_kind(kind: str) -> str:
     return _STYLE_OF_END[css_of_kind(kind)]
 
 
-def curve_lines(series: Series, width: int, height: int, *, is_rate: bool = False) -> list[Text]:
+def curve_lines(
+    series: ChartSeries, width: int, height: int, *, is_rate: bool = False
+) -> list[Text]:
     """A curve with its highest and lowest value beside it, and its steps below."""
     if series.is_empty or width < _LABEL + 4 or height < 3:
         return [Text("nothing recorded yet", style="dim")]

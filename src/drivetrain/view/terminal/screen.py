@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain.core.text import readable_rate
-from drivetrain.view.compare import Comparison, Row
+from drivetrain.view.compare import Row, RunComparison
 from drivetrain.view.follow import RunFollower
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import number_text
@@ -211,7 +211,7 @@ def _ended_in_order() -> Iterator[None]:
 # Two runs as tables in a terminal.
 
 
-def show_comparison(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: RunComparison, console: Console) -> None:
     """What came of it first, what was asked differently after it."""
     for title, rows, nothing in (
         ("what came of it", comparison.outcome, ""),

@@ -13,7 +13,7 @@ from drivetrain.launch.job import Job
 from drivetrain.launch.target import Rendered, Status
 from drivetrain.launch.targets.kubernetes import options
 from drivetrain.launch.targets.kubernetes.manifests import objects
-from drivetrain.launch.targets.kubernetes.options import Options, object_name
+from drivetrain.launch.targets.kubernetes.options import KubernetesOptions, object_name
 from drivetrain.launch.yaml_text import yaml_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _FILE = "job.yaml"
 
 
 @dataclass(frozen=True)
-class Kubernetes(Options):
+class Kubernetes(KubernetesOptions):
     """A run as a Job, JobSet, TrainJob or RayJob."""
 
     name: ClassVar[str] = "kubernetes"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivetrain.launch.job import Job
-from drivetrain.launch.targets.kubernetes.options import Options, in_pods, object_name
+from drivetrain.launch.targets.kubernetes.options import KubernetesOptions, in_pods, object_name
 from drivetrain.launch.targets.kubernetes.pod import (
     COMPONENT,
     CONTAINER,
@@ -34,12 +34,12 @@ _HEADS_SHM = "2Gi"
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 
 
-def objects(job: Job, options: Options) -> list[Manifest]:
+def objects(job: Job, options: KubernetesOptions) -> list[Manifest]:
     """What is to be created, in this order."""
     return _KINDS[options.kind](job, options)
 
 
-def _job(job: Job, options: Options) -> list[Manifest]:
+def _job(job: Job, options: KubernetesOptions) -> list[Manifest]:
     name = object_name(job)
     spec = _job_spec(job, options)
     spec["ttlSecondsAfterFinished"] = _KEEP_S
@@ -49,7 +49,7 @@ def _job(job: Job, options: Options) -> list[Manifest]:
     return [_service(job, options), body]
 
 
-def _service(job: Job, options: Options) -> Manifest:
+def _service(job: Job, options: KubernetesOptions) -> Manifest:
     selector = {"app.kubernetes.io/instance": object_name(job)}
     return {
         "apiVersion": "v1",
@@ -65,7 +65,7 @@ def _service(job: Job, options: Options) -> Manifest:
     }
 
 
-def _jobset(job: Job, options: Options) -> list[Manifest]:
+def _jobset(job: Job, options: KubernetesOptions) -> list[Manifest]:
     body = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -75,7 +75,7 @@ def _jobset(job: Job, options: Options) -> list[Manifest]:
     return [body]
 
 
-def _jobset_spec(job: Job, options: Options) -> Manifest:
+def _jobset_spec(job: Job, options: KubernetesOptions) -> Manifest:
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
@@ -91,7 +91,7 @@ def _jobset_spec(job: Job, options: Options) -> Manifest:
     }
 
 
-def _trainjob(job: Job, options: Options) -> list[Manifest]:
+def _trainjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
     """A runtime of the run's own, since a shared one would not know its volumes and policies."""
     name = object_name(job)
     template = _jobset_spec(job, options)
@@ -124,7 +124,7 @@ def _trainjob(job: Job, options: Options) -> list[Manifest]:
     return [runtime, body]
 
 
-def _rayjob(job: Job, options: Options) -> list[Manifest]:
+def _rayjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
     """The script is the driver: Ray Train's workers in it find their place by themselves."""
     inside = in_pods(job, options)
     python = ["python", "-m", job.script] if job.is_module else ["python", job.script]
@@ -166,7 +166,7 @@ def _rayjob(job: Job, options: Options) -> list[Manifest]:
     return [body]
 
 
-def _ray_template(job: Job, options: Options) -> Manifest:
+def _ray_template(job: Job, options: KubernetesOptions) -> Manifest:
     spec = pod_spec(job, options)
     # KubeRay starts Ray in it, and looks after it by itself
     del spec["restartPolicy"]
@@ -175,7 +175,7 @@ def _ray_template(job: Job, options: Options) -> Manifest:
     return {"metadata": {"labels": labels(job)}, "spec": spec}
 
 
-def _submitter(job: Job, options: Options) -> Manifest:
+def _submitter(job: Job, options: KubernetesOptions) -> Manifest:
     """KubeRay's own has no rights to give up and no secret to pull the image with."""
     template = _ray_template(job, options)
     template["metadata"]["labels"][COMPONENT] = SUBMITTER
@@ -192,7 +192,7 @@ def _exactly(amounts: dict[str, str]) -> Manifest:
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
-def _job_spec(job: Job, options: Options) -> Manifest:
+def _job_spec(job: Job, options: KubernetesOptions) -> Manifest:
     spec: Manifest = {
         "parallelism": job.num_nodes,
         "completions": job.num_nodes,
@@ -222,7 +222,7 @@ def _failure_rules() -> list[Manifest]:
     ]
 
 
-def _metadata(job: Job, options: Options, more: dict[str, str] | None = None) -> Manifest:
+def _metadata(job: Job, options: KubernetesOptions, more: dict[str, str] | None = None) -> Manifest:
     return {
         "metadata": {
             "name": object_name(job),
@@ -232,13 +232,13 @@ def _metadata(job: Job, options: Options, more: dict[str, str] | None = None) ->
     }
 
 
-def _queued(job: Job, options: Options) -> Manifest:
+def _queued(job: Job, options: KubernetesOptions) -> Manifest:
     """Kueue admits the outermost object; a label on its pods would have it admit them again."""
     queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else None
     return _metadata(job, options, queue)
 
 
-_KINDS: dict[str, Callable[[Job, Options], list[Manifest]]] = {
+_KINDS: dict[str, Callable[[Job, KubernetesOptions], list[Manifest]]] = {
     "job": _job,
     "jobset": _jobset,
     "trainjob": _trainjob,

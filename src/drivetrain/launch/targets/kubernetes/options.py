@@ -20,7 +20,7 @@ KINDS = ("job", "jobset", "trainjob", "rayjob")
 
 
 @dataclass(frozen=True)
-class Options:
+class KubernetesOptions:
     """Every field is a flag of `drivetrain train --on kubernetes`."""
 
     kind: str = option("job, jobset, trainjob (Kubeflow Trainer v2) or rayjob (KubeRay)", "job")
@@ -64,7 +64,7 @@ def object_name(job: Job) -> str:
     return f"{plain}-{_mark(job)}"
 
 
-def in_pods(job: Job, options: Options) -> Job:
+def in_pods(job: Job, options: KubernetesOptions) -> Job:
     """The same job, its directory where the volume is mounted.
 
     Everybody's runs lie there side by side: a folder is one run's, and never that of another run
@@ -113,22 +113,22 @@ _VALUE = re.compile(r"([A-Za-z0-9]([\w.\-]{0,61}[A-Za-z0-9])?)?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+[\w.+-]*")
 _RESERVED = ("/", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr", "/tmp")  # noqa: S108
 
-Rule = Callable[[Job, Options], Iterator[Problem]]
+Rule = Callable[[Job, KubernetesOptions], Iterator[Problem]]
 
 
-def problems(job: Job, options: Options) -> list[Problem]:
+def problems(job: Job, options: KubernetesOptions) -> list[Problem]:
     """All of them at once."""
     return [problem for rule in _RULES for problem in rule(job, options)]
 
 
-def _kind(_: Job, options: Options) -> Iterator[Problem]:
+def _kind(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if options.kind not in KINDS:
         near = difflib.get_close_matches(options.kind, KINDS, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(KINDS)}"
         yield Problem("--kind", "no such kind", remedy, options.kind)
 
 
-def _image(_: Job, options: Options) -> Iterator[Problem]:
+def _image(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if options.image is None:
         remedy = "--image REGISTRY/NAME:TAG; deploy/Dockerfile builds one"
         yield Problem("--image", "pods need an image", remedy, has_value=False)
@@ -141,7 +141,7 @@ def _image(_: Job, options: Options) -> Iterator[Problem]:
         yield Problem("--image", rule, "name a tag of its own, or a digest", options.image)
 
 
-def _name(job: Job, _: Options) -> Iterator[Problem]:
+def _name(job: Job, _: KubernetesOptions) -> Iterator[Problem]:
     name = object_name(job)
     if not LABEL.fullmatch(name) or len(name) > MOST_CHARACTERS:
         most = MOST_CHARACTERS - MARK_CHARACTERS - 1
@@ -149,7 +149,7 @@ def _name(job: Job, _: Options) -> Iterator[Problem]:
         yield Problem("--job-name", rule, "--job-name my-run", job.name)
 
 
-def _object_names(_: Job, options: Options) -> Iterator[Problem]:
+def _object_names(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     given = {
         "--namespace": options.namespace,
         "--claim": options.claim,
@@ -174,7 +174,7 @@ def _kind_of(flag: str) -> str:
     return kinds.get(flag, flag.strip("-").replace("-", ""))
 
 
-def _quantities(job: Job, options: Options) -> Iterator[Problem]:
+def _quantities(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     given = {"--cpus": options.cpus, "--memory": options.memory, "--shm": options.shm}
     for flag, text in given.items():
         if text is not None and amount_of(text) is None:
@@ -194,7 +194,7 @@ def _quantities(job: Job, options: Options) -> Iterator[Problem]:
         yield Problem("--nproc-per-node", rule, remedy, job.processes_per_node)
 
 
-def _pairs(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG001
+def _pairs(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # noqa: ARG001
     for text in options.node_selector:
         key, has_value, value = text.partition("=")
         if not (has_value and _QUALIFIED.fullmatch(key) and _VALUE.fullmatch(value)):
@@ -206,7 +206,7 @@ def _pairs(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG001
             yield Problem("--resource", "not an amount", "vpc.amazonaws.com/efa=4", text)
 
 
-def _tolerations(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG001
+def _tolerations(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # noqa: ARG001
     for text in options.toleration:
         rest, has_effect, effect = text.partition(":")
         key, _, value = rest.partition("=")
@@ -218,7 +218,7 @@ def _tolerations(job: Job, options: Options) -> Iterator[Problem]:  # noqa: ARG0
             yield Problem("--toleration", f"no such effect: {effect}", remedy, text)
 
 
-def _secrets(job: Job, _: Options) -> Iterator[Problem]:
+def _secrets(job: Job, _: KubernetesOptions) -> Iterator[Problem]:
     remedy = "put it into a Secret and name that: --secret my-keys"
     yield from variable_problems(job)
     for name, value in (*job.environment, *job.secrets):
@@ -231,7 +231,7 @@ def _secrets(job: Job, _: Options) -> Iterator[Problem]:
         yield Problem("the script's arguments", rule, remedy, shown)
 
 
-def _directory(job: Job, options: Options) -> Iterator[Problem]:
+def _directory(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if options.claim is None and not keeps_checkpoints_in_store(job):
         rule = "checkpoints would be lost with the pod"
         remedy = "--claim PVC (ReadWriteMany), or checkpoint.directory=s3://… after the script"
@@ -242,21 +242,21 @@ def _directory(job: Job, options: Options) -> Iterator[Problem]:
         yield Problem("--mount-path", rule, "--mount-path /runs", options.mount_path)
 
 
-def _script(job: Job, _: Options) -> Iterator[Problem]:
+def _script(job: Job, _: KubernetesOptions) -> Iterator[Problem]:
     if PurePosixPath(job.script).is_absolute() and job.script.startswith(job.working_dir):
         rule = "a path of this machine; pods see the image's files"
         relative = str(PurePosixPath(job.script).relative_to(job.working_dir))
         yield Problem("SCRIPT", rule, f"{relative}, with --workdir its folder there", job.script)
 
 
-def _elastic(job: Job, options: Options) -> Iterator[Problem]:
+def _elastic(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if job.is_elastic and options.kind != "rayjob":
         rule = f"a {options.kind} has as many pods as it says, no more and no fewer"
         nodes = f"{job.num_nodes}:{job.max_nodes}"
         yield Problem("--nnodes", rule, f"--nnodes {job.num_nodes}", nodes)
 
 
-def _times(job: Job, options: Options) -> Iterator[Problem]:
+def _times(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if job.time_limit_s is not None and job.time_limit_s <= job.grace_s:
         rule = f"no longer than the run may take to save ({job.grace_s:g} s)"
         yield Problem("--time", rule, "a longer --time", job.time_limit_s)
@@ -264,7 +264,7 @@ def _times(job: Job, options: Options) -> Iterator[Problem]:
         yield Problem("--max-retries", "must be 0 or more", "--max-retries 6", options.max_retries)
 
 
-def _ray(_: Job, options: Options) -> Iterator[Problem]:
+def _ray(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if options.kind == "rayjob" and options.ray_version is None:
         rule = "KubeRay has to know which Ray is in the image"
         yield Problem("--ray-version", rule, "--ray-version 2.53.0", has_value=False)
@@ -273,7 +273,7 @@ def _ray(_: Job, options: Options) -> Iterator[Problem]:
         yield Problem("--ray-version", "not a version of Ray", remedy, options.ray_version)
 
 
-def _user(_: Job, options: Options) -> Iterator[Problem]:
+def _user(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if not 1 <= options.run_as_user < 2**31:
         rule = "pods do not run as root"
         remedy = "the id of the image's user, for example 1000"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.launch.job import Job
-from drivetrain.launch.targets.kubernetes.options import Options, in_pods, object_name
+from drivetrain.launch.targets.kubernetes.options import KubernetesOptions, in_pods, object_name
 
 Manifest = dict[str, Any]
 
@@ -27,7 +27,7 @@ def labels(job: Job) -> dict[str, str]:
     }
 
 
-def pod_spec(job: Job, options: Options) -> Manifest:
+def pod_spec(job: Job, options: KubernetesOptions) -> Manifest:
     """Everything but the command is the same for each kind."""
     spec: Manifest = {
         "restartPolicy": "Never",
@@ -63,7 +63,7 @@ def grace_seconds(job: Job) -> int:
     return int(job.grace_s) + _MARGIN_S
 
 
-def container(job: Job, options: Options) -> Manifest:
+def container(job: Job, options: KubernetesOptions) -> Manifest:
     """One node's supervisor; its ranks are its children."""
     words = in_pods(job, options).node_words(*_meeting(job, options))
     made: Manifest = {
@@ -85,7 +85,7 @@ def container(job: Job, options: Options) -> Manifest:
     return made
 
 
-def _meeting(job: Job, options: Options) -> tuple[str, ...]:
+def _meeting(job: Job, options: KubernetesOptions) -> tuple[str, ...]:
     """In the run's directory, where there is one; else at the first pod, by its name."""
     if options.claim or job.num_nodes == 1:
         return ()
@@ -112,7 +112,7 @@ def environment(job: Job) -> list[Manifest]:
     return [variable for variable in ours if variable["name"] not in names] + given
 
 
-def resources(job: Job, options: Options) -> Manifest:
+def resources(job: Job, options: KubernetesOptions) -> Manifest:
     """Requests are limits: a node that trains is not to be shared."""
     amounts: dict[str, str] = {}
     if options.cpus:
@@ -125,14 +125,14 @@ def resources(job: Job, options: Options) -> Manifest:
     return {"requests": amounts, "limits": dict(amounts)} if amounts else {}
 
 
-def _rights(options: Options) -> Manifest:
+def _rights(options: KubernetesOptions) -> Manifest:
     capabilities: Manifest = {"drop": ["ALL"]}
     if options.rdma:
         capabilities["add"] = ["IPC_LOCK"]
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
 
 
-def _volumes(options: Options) -> list[Manifest]:
+def _volumes(options: KubernetesOptions) -> list[Manifest]:
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm}}
     runs: Manifest = {"name": "runs", "emptyDir": {}}
     if options.claim:
@@ -140,7 +140,7 @@ def _volumes(options: Options) -> list[Manifest]:
     return [shm, runs]
 
 
-def _mounts(options: Options) -> list[Manifest]:
+def _mounts(options: KubernetesOptions) -> list[Manifest]:
     return [
         {"name": "shm", "mountPath": _SHM},
         {"name": "runs", "mountPath": options.mount_path},

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from drivetrain.core.finding import Finding, Severity
+from drivetrain.core.finding import EnvironmentFinding, Severity
 from drivetrain.launch.target import State, Status
 from drivetrain.launch.targets.kubernetes.pod import COMPONENT, SUBMITTER
 
@@ -33,7 +33,7 @@ _CONDITIONS = {
 }
 
 
-def findings(pods: Sequence[Object], events: Sequence[Object]) -> list[Finding]:
+def findings(pods: Sequence[Object], events: Sequence[Object]) -> list[EnvironmentFinding]:
     """What is wrong with a run's pods, each thing once."""
     found = [finding for pod in pods for finding in _pod(pod)]
     found += [finding for event in _newest(events) for finding in _event(event)]
@@ -154,7 +154,7 @@ def _is_leaving(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) and not has_ended(pod)
 
 
-def _leaving(pod: Object, now: datetime) -> Finding:
+def _leaving(pod: Object, now: datetime) -> EnvironmentFinding:
     name, until = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
     if now <= _time(until):
         return _finding("leaving", name, "saves and ends", f"until {until}", "nothing", "warning")
@@ -172,7 +172,7 @@ def _exit_code(pods: Sequence[Object]) -> int | None:
     return next((code for code in codes if code not in (0, _RESUME)), None)
 
 
-def _pod(pod: Object) -> Iterator[Finding]:
+def _pod(pod: Object) -> Iterator[EnvironmentFinding]:
     name = pod["metadata"]["name"]
     state = pod.get("status", {})
     if state.get("reason") == "Evicted":
@@ -195,7 +195,7 @@ def _ended(pod: Object) -> Iterator[tuple[Object, Object]]:
                 yield each, state["terminated"]
 
 
-def _waiting(name: str, container: Object, waiting: Object) -> Iterator[Finding]:
+def _waiting(name: str, container: Object, waiting: Object) -> Iterator[EnvironmentFinding]:
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PULL:
         image = container.get("image", "its image")
@@ -212,7 +212,7 @@ def _waiting(name: str, container: Object, waiting: Object) -> Iterator[Finding]
         yield _finding("crash", name, "ends again and again", message, fix)
 
 
-def _terminated(name: str, container: Object, ended: Object) -> Iterator[Finding]:
+def _terminated(name: str, container: Object, ended: Object) -> Iterator[EnvironmentFinding]:
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
         limit = container.get("resources", {}).get("limits", {}).get("memory", "its limit")
@@ -234,7 +234,7 @@ def _terminated(name: str, container: Object, ended: Object) -> Iterator[Finding
         yield _finding("failed", name, "failed", f"exit code {code}", fix)
 
 
-def _unschedulable(name: str, message: str) -> Finding:
+def _unschedulable(name: str, message: str) -> EnvironmentFinding:
     return _finding("scheduling", name, "no machine takes it", message, _why_not(message))
 
 
@@ -264,7 +264,7 @@ def _evicted(state: Object) -> str:
     return "ask for what it uses (--cpus, --memory), or give it a --priority-class"
 
 
-def _event(event: Object) -> Iterator[Finding]:
+def _event(event: Object) -> Iterator[EnvironmentFinding]:
     reason = event.get("reason", "")
     name = event.get("involvedObject", {}).get("name", "")
     message = event.get("message", "")
@@ -298,5 +298,5 @@ def _newest(events: Iterable[Object]) -> list[Object]:
 
 def _finding(
     check: str, pod: str, what: str, evidence: str, fix: str, severity: Severity = "error"
-) -> Finding:
-    return Finding(check, severity, (pod,), what, " ".join(evidence.split())[:300], fix)
+) -> EnvironmentFinding:
+    return EnvironmentFinding(check, severity, (pod,), what, " ".join(evidence.split())[:300], fix)

@@ -14,7 +14,7 @@ from drivetrain.core.errors import Problem
 from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered, State, Status
 from drivetrain.launch.targets.ray import jobs
-from drivetrain.launch.targets.ray.driver import Options, driver_script, foreign_flags
+from drivetrain.launch.targets.ray.driver import RayOptions, driver_script, foreign_flags
 from drivetrain.launch.targets.ray.worker import STOP_FILE
 
 __all__ = ["Ray"]
@@ -29,7 +29,7 @@ _MORE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Ray(Options):
+class Ray(RayOptions):
     """A Ray cluster whose nodes see the client's files."""
 
     name: ClassVar[str] = "ray"

@@ -22,7 +22,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True)
-class Options:
+class RayOptions:
     """Each field is a flag of `drivetrain train --on ray`."""
 
     address: str | None = option(
@@ -147,7 +147,7 @@ sys.exit(fit(trainer))
 '''
 
 
-def driver_script(job: Job, options: Options) -> str:
+def driver_script(job: Job, options: RayOptions) -> str:
     """Every line of it, the same for the same job."""
     return _TEXT.format(
         title=f"{job.name} on Ray: {_count(job)}",
@@ -182,7 +182,7 @@ def num_workers(job: Job) -> int | tuple[int, int]:
     return (fewest, job.max_nodes * job.processes_per_node) if job.is_elastic else fewest
 
 
-def _scaling(job: Job, options: Options) -> Iterator[str]:
+def _scaling(job: Job, options: RayOptions) -> Iterator[str]:
     yield f"num_workers={num_workers(job)!r}"
     if job.is_elastic and options.resize_interval is not None:
         yield f"elastic_resize_monitor_interval_s={options.resize_interval}"
@@ -195,7 +195,7 @@ def _scaling(job: Job, options: Options) -> Iterator[str]:
         yield f"accelerator_type={_literal(options.accelerator_type)}"
 
 
-def _placement(job: Job, options: Options) -> str:
+def _placement(job: Job, options: RayOptions) -> str:
     """One process per node asks for as many nodes; several per node go as close as they can."""
     if options.placement is not None:
         return options.placement.upper()

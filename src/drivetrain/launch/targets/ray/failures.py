@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from drivetrain.supervise.failures.failure import RankFailure, by_cause, root_cause
-from drivetrain.supervise.policy import End, Kind
+from drivetrain.supervise.policy import End, EndKind
 
 _KILLED = -9
 """Of a worker that Ray only knows to be gone."""
@@ -50,7 +50,7 @@ def end_of(failures: Sequence[RankFailure], errors: Iterable[Exception]) -> End 
     step = max(script.step for script in told)
     # a rank that only lost its peer speaks of another's death, which Ray has yet to notice
     was_killed = cause.killed_by is not None or cause.is_collateral
-    kind = Kind.FAILED if step or was_killed else Kind.START_UP
+    kind = EndKind.FAILED if step or was_killed else EndKind.START_UP
     trains = any(script.trains for script in told)
     return End(kind, step, cause.process_exit_code, trains, was_killed, cause.fault)
 

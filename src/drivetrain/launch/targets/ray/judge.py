@@ -21,7 +21,7 @@ from drivetrain.launch.targets.ray.failures import as_rank_failure, end_of, in_w
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.failures.attempt_report import AttemptReport
 from drivetrain.supervise.failures.failure import RankFailure
-from drivetrain.supervise.policy import Budgets, End, Kind, decide
+from drivetrain.supervise.policy import Budgets, End, EndKind, decide
 
 
 class RunEnded(DrivetrainError):
@@ -41,7 +41,7 @@ class Judge(UserCallback):  # type: ignore[misc, unused-ignore]  # Ray's own, wh
         failures = [as_rank_failure(rank, error) for rank, error in worker_exceptions.items()]
         end = end_of(failures, worker_exceptions.values())
         if end is None:  # a worker or its node is gone: Ray's own budget is all there is to say
-            self._write_down(End(Kind.FAILED, 0, by_signal=True), failures, "")
+            self._write_down(End(EndKind.FAILED, 0, by_signal=True), failures, "")
             return
         decision = decide(end, self._history, self._budgets)
         self._history.append(end)
