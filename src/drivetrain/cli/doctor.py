@@ -98,7 +98,6 @@ def _channels(asked: DoctorRequest, question: HostQuestion) -> Iterator[Sequence
 
 
 def show_env() -> int:
-    """Print the report."""
     from drivetrain.doctor.host import host_facts
     from drivetrain.doctor.report import paste_lines
 

@@ -93,7 +93,6 @@ def stop(run: str, *, trust: bool) -> None:
 
 
 def resume(run: str, *, trust: bool) -> None:
-    """Submit it again."""
     _say_submitted(submission.resume(run, trust=trust))
 
 

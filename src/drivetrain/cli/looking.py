@@ -37,7 +37,6 @@ _STATE_COLOURS = {
 
 
 def status(address: str, *, as_json: bool) -> int:
-    """One run."""
     found = status_of(open_run(address), time.time())
     if as_json:
         print_json(as_document(found))
@@ -171,7 +170,6 @@ def ledger_table(ledger: Ledger) -> Table:
 
 
 def runs_table(found: list[RunStatus], now_s: float) -> Table:
-    """One line each."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "state"):
         table.add_column(name, no_wrap=True)
@@ -193,7 +191,6 @@ def runs_table(found: list[RunStatus], now_s: float) -> Table:
 
 
 def as_document(found: RunStatus) -> dict[str, Any]:
-    """For programs."""
     ledger, money = found.ledger, found.money
     names = ("name", "state", "reason", "step", "max_steps", "num_attempts", "world_size", "layout")
     rates = ("device", "loss", "samples_per_s", "tokens_per_s", "mfu", "last_sign_s")
@@ -216,7 +213,6 @@ def print_json(document: Any) -> None:
 
 
 def report(address: str, output: str) -> int:
-    """Write the page."""
     from drivetrain.diagnose.run import diagnose
     from drivetrain.view.describe import view_whole
     from drivetrain.view.page import report_page

@@ -11,7 +11,6 @@ from drivetrain.core.text import plain
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """A line."""
     (sys.stderr if err else sys.stdout).write(plain(text) + "\n")
 
 

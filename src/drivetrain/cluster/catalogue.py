@@ -32,7 +32,6 @@ class LinkEntry(Section):
     """Where the figures are from."""
 
     def to_link(self) -> Link:
-        """In bytes and seconds."""
         measured = {kind: (rate * 1e9, us * 1e-6) for kind, (rate, us) in self.by_kind.items()}
         return Link(self.gb_per_s * 1e9 * self.achieved, self.latency_us * 1e-6, measured)
 
@@ -83,7 +82,6 @@ class DeviceEntry(Section):
         return int(self.memory_gib * 2**30)
 
     def to_device(self) -> Device:
-        """In operations and seconds."""
         part = self.achieved
         flops = {
             precision: peak * 1e12 * (part if isinstance(part, float) else part.get(precision, 0.7))
@@ -144,7 +142,6 @@ class Catalogue(Section):
 
 @cache
 def catalogue() -> Catalogue:
-    """Read once."""
     text = Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8")
     return Catalogue.model_validate(yaml.safe_load(text))
 

@@ -21,7 +21,6 @@ class EnvironmentFinding:
     fix: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs."""
         return asdict(self)
 
 

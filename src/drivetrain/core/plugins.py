@@ -51,7 +51,6 @@ class Plugins:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
         return tuple(self.references)
 
     def load(self, name: str) -> Any:

@@ -59,7 +59,6 @@ class Calls:
     """The ranks of each group it belongs to."""
 
     def of(self, group: str) -> dict[int, Call]:
-        """By number."""
         return {call.number: call for call in self.calls if call.group == group}
 
     @property

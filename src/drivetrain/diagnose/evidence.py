@@ -40,12 +40,10 @@ class Evidence:
 
     @property
     def step(self) -> int:
-        """The last finished step."""
         return int(self.end.get("step", 0))
 
     @property
     def host(self) -> str:
-        """Where it was noticed."""
         return str(self.end.get("host", ""))
 
     @property

@@ -60,12 +60,10 @@ class Finding:
     step: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {**asdict(self), "severity": self.severity.value, "kind": self.kind.value}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Finding:
-        """The inverse."""
         plain = dict(document)
         plain["severity"] = Severity(plain["severity"])
         plain["kind"] = Kind(plain["kind"])

@@ -31,7 +31,6 @@ class Laps:
 
     @property
     def lap_s(self) -> Array:
-        """The whole step."""
         parts = [getattr(self, name) for name in self.__dataclass_fields__]
         total: Array = np.sum(parts, axis=0)
         return total

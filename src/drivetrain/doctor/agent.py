@@ -191,7 +191,6 @@ class Agent:
         self._left: set[Path] = set()
 
     def facts(self, ports: Sequence[int], places: Sequence[str]) -> dict[str, Any]:
-        """HostFacts."""
         return asdict(host_facts(ports, places))
 
     def clock(self) -> float:
@@ -205,7 +204,6 @@ class Agent:
         return {str(asked): opened for asked, opened in self._listener.ports.items()}
 
     def close_ports(self) -> None:
-        """Close them."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -215,7 +213,6 @@ class Agent:
         return list(resolve(name))
 
     def dial(self, purpose: str, address: str, port: int) -> dict[str, Any]:
-        """Dial."""
         return asdict(dial(purpose, address, port))
 
     def measure(self, address: str, port: int) -> dict[str, float | None]:

@@ -65,11 +65,9 @@ class Here:
         self._agent = Agent()
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """Without detours."""
         return _unwrapped(self.name, answer(self._agent, {"call": call, "with": arguments}))
 
     def close(self) -> None:
-        """Close its ports."""
         self._agent.close_ports()
 
 

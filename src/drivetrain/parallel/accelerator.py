@@ -84,7 +84,6 @@ class Accelerator:
         return None if self.is_cpu else self._module.get_rng_state(self.device)
 
     def set_random_state(self, state: torch.Tensor) -> None:
-        """The same back."""
         if not self.is_cpu:
             self._module.set_rng_state(state, self.device)
 
@@ -123,7 +122,6 @@ class Accelerator:
 
 @lru_cache(maxsize=64)
 def accelerator_of(device: torch.device) -> Accelerator:
-    """What a device can do."""
     return Accelerator(device)
 
 

@@ -65,7 +65,6 @@ class HostClock:
         self.is_true = is_true
 
     def seconds(self, start: float, end: float) -> float:
-        """The difference."""
         return end - start
 
     def is_reached(self, moment: float) -> bool:  # noqa: ARG002
@@ -73,7 +72,6 @@ class HostClock:
         return True
 
     def host_s(self, moment: float) -> float:
-        """Itself."""
         return moment
 
     def wait_for(self, moment: float) -> None:
@@ -220,7 +218,6 @@ class LastGradient:
         return at
 
     def close(self) -> None:
-        """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
 

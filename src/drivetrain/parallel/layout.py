@@ -72,7 +72,6 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return math.prod(self.sizes)
 
     @property

@@ -52,7 +52,6 @@ class World:
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
         return self.identity.rank
 
     @property

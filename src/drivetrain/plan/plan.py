@@ -172,7 +172,6 @@ class Plan:
         return self.ranked[0] if self.ranked else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
         return {
             "model": self.model,
             "num_parameters": self.num_parameters,
@@ -192,7 +191,6 @@ class Plan:
         }
 
     def write(self, path: Path) -> None:
-        """plan.json."""
         write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
 

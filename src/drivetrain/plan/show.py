@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def show(plan: Plan, console: Console, top: int = 8) -> None:
-    """Print it."""
     console.print(_headline(plan), markup=False)
     if plan.best is None:
         for line in _misses(plan):
@@ -141,7 +140,6 @@ _COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8c8c8c", "#c44e52", "#8172b3", "#
 
 
 def plot(plan: Plan, path: Path, top: int = 8) -> None:
-    """Write a picture."""
     require("matplotlib", extra="plan")
     import matplotlib as mpl
 

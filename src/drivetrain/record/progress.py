@@ -106,7 +106,6 @@ class PlainLines:
         self.say(f"step {snapshot.step}{total}  {figures}")
 
     def say(self, message: str) -> None:
-        """Print it."""
         _log(message, _print)
 
     def close(self) -> None:

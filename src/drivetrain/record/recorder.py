@@ -186,7 +186,6 @@ class Recorder:
             outbox.put((step, now_s, dict(values)))
 
     def instant(self, name: str, **fields: Any) -> None:
-        """Something happened."""
         if self._events is not None:
             self._events.put(("instant", name, self._epoch_s + time.perf_counter(), fields))
 

@@ -42,7 +42,6 @@ class ProfileRequest:
         return Path(self.folder) / f"rank-{rank:05d}.svg"
 
     def environment(self) -> dict[str, str]:
-        """For the ranks."""
         return {
             PROFILE_VARIABLE: json.dumps(asdict(self)),
             "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),  # says it is starting
@@ -50,7 +49,6 @@ class ProfileRequest:
 
     @classmethod
     def from_environment(cls) -> ProfileRequest:
-        """In a rank."""
         plain = json.loads(os.environ[PROFILE_VARIABLE])
         return cls(**{**plain, "ranks": tuple(plain["ranks"])})
 
@@ -89,7 +87,6 @@ class StopRequest:
             self._before = {each: signal.signal(each, self._note) for each in SIGNALS}
 
     def close(self) -> None:
-        """Listen no more."""
         if self in _listening:
             _listening.remove(self)
         for each, handler in self._before.items():

@@ -106,12 +106,10 @@ class RunDirectory:
 
     @property
     def run_yaml(self) -> Path:
-        """The resolved config."""
         return self.path / "run.yaml"
 
     @property
     def tensorboard(self) -> Path:
-        """TensorBoard's log directory."""
         return self.path / "tensorboard"
 
     @property
@@ -121,7 +119,6 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go."""
         return self.path / "checkpoints"
 
     def events(self, rank: int) -> Path:

@@ -108,7 +108,6 @@ class ProgressPage:
             )
 
     def close(self) -> None:
-        """Write no more."""
         if self._map is not None:
             self._map.close()
             self._map = None

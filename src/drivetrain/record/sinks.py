@@ -88,13 +88,11 @@ class JsonlSink:
         self._file = directory.scalars.open("a", encoding="utf-8")
 
     def write(self, batch: Sequence[Scalars]) -> None:
-        """Append and flush."""
         for step, time_s, values in batch:
             self._file.write(json.dumps({"step": step, "time_s": time_s, **as_json(values)}) + "\n")
         self._file.flush()
 
     def close(self, outcome: Outcome) -> None:  # noqa: ARG002
-        """Close the file."""
         self._file.close()
 
 
@@ -348,7 +346,6 @@ class WandbSink:
             run.log({**values, "step": step})
 
     def close(self, outcome: Outcome) -> None:
-        """Finish the run."""
         if self._run is not None:
             self._run.finish(exit_code=int(outcome != "finished"))
 

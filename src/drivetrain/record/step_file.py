@@ -91,7 +91,6 @@ class StepWriter:
         self._file.write(b"".join(records))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

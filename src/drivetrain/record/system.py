@@ -34,7 +34,6 @@ class SystemWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
         self._over.set()
         self._thread.join(5)
 

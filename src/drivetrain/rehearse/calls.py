@@ -42,7 +42,6 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The source."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:

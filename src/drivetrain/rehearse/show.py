@@ -15,7 +15,6 @@ from drivetrain.rehearse.world import axes_of
 
 
 def lines(rehearsal: Rehearsal) -> list[str]:
-    """The whole report."""
     shown = [_head(rehearsal), *(f"  {note}" for note in _notes(rehearsal))]
     complete = [report for report in rehearsal.reports if report.failure is None]
     if complete and rehearsal.layout is not None:
@@ -33,7 +32,6 @@ def lines(rehearsal: Rehearsal) -> list[str]:
 
 
 def as_dict(rehearsal: Rehearsal) -> dict[str, Any]:
-    """For programs."""
     layout = rehearsal.layout
     return {
         "script": list(rehearsal.asked.words),

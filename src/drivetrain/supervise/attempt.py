@@ -100,7 +100,6 @@ class NodeAttempt:
         return codes
 
     def classify(self, failures: Sequence[RankFailure]) -> End:
-        """Why it ended."""
         return classify(failures, self.pages(), trains=self.trains, has_peers=self.has_peers)
 
     def collect_dumps(self, *, asking: bool) -> dict[int, RankDump]:

@@ -109,7 +109,6 @@ class Lighthouse:
         self.address = f"http://{host}:{port}"
 
     def close(self) -> None:
-        """Serve no more."""
         self._server.shutdown()
 
 

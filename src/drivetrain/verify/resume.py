@@ -49,7 +49,6 @@ class Certificate:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
         return {**self.__dict__, "holds": self.holds, "tolerance": TOLERANCE}
 
 

@@ -58,7 +58,6 @@ class LedgerView:
 
     @property
     def wall_s(self) -> float:
-        """All of it."""
         return sum(self.seconds.values())
 
     def share(self, name: str) -> float:

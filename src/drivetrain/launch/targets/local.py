@@ -32,7 +32,6 @@ class Local(coordinated.Coordinated):
         return found
 
     def render(self, job: Job) -> Rendered:
-        """The one command."""
         member = Member(socket.gethostname(), tuple(with_stdin_watchdog(job, sys.executable)))
         return Rendered(FILE, Members((member,), job.grace_s).text())
 

@@ -283,12 +283,10 @@ class Slurm(SlurmOptions):
         return found
 
     def render(self, job: Job) -> Rendered:
-        """The sbatch script."""
         command = ("sbatch", "--parsable", f"{job.run_dir}/{_FILE}")
         return Rendered(_FILE, sbatch_script(job, self), command)
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        """Slurm's job id."""
         # sbatch does not make the folder of --output, and the job would end without a word
         (Path(job.run_dir) / LOGS).mkdir(parents=True, exist_ok=True)
         return _slurm(*rendered.command).strip().partition(";")[0]

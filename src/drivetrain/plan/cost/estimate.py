@@ -145,7 +145,6 @@ def rank_memory(profiler: Profiler, candidate: Candidate, *, on_accelerator: boo
 
 
 def estimate(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estimate:
-    """Price one candidate."""
     accelerated = cluster.device is None or cluster.device.is_accelerator
     memory = rank_memory(profiler, candidate, on_accelerator=accelerated)
     profile = profiler.profile(candidate.way)

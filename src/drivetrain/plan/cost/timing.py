@@ -101,11 +101,9 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return sum(self.components().values())
 
     def components(self) -> dict[str, float]:
-        """By name."""
         named = {f"exchange {axis}": s for axis, s in self.exchange.items() if s > 0}
         return {
             "compute": self.compute,

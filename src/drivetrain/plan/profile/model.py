@@ -127,7 +127,6 @@ class Growth:
     coefficients: Array
 
     def at(self, batch: float, length: float = 1.0, tp: int = 1) -> Array:
-        """The values there."""
         basis = np.array([1.0, length, batch * length, batch * length * length])
         shares = np.array([1.0, 1.0 / tp])
         return np.asarray(np.einsum("...ij,i,j->...", self.coefficients, basis, shares))

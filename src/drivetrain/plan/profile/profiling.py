@@ -94,7 +94,6 @@ class Profiler:
 
 
 def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape: Shape) -> Sample:
-    """One step on fake tensors."""
     model.train()
     blocks = repeated_blocks(model)
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]

@@ -44,7 +44,6 @@ class Bottleneck(nn.Module):
             self.skip = nn.Sequential(conv, nn.BatchNorm2d(after))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of both ways."""
         y = F.relu(self.norm1(self.conv1(x)))
         y = F.relu(self.norm2(self.conv2(y)))
         return F.relu(self.norm3(self.conv3(y)) + self.skip(x))
@@ -73,7 +72,6 @@ class ResNet50(nn.Module):
         self.head = nn.Linear(before, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
         logits: torch.Tensor = self.head(self.stages(self.stem(x)).mean((2, 3)))
         return logits
 

@@ -45,7 +45,6 @@ class Runs:
 
     @classmethod
     def begin(cls, inputs: Inputs) -> Runs:
-        """All at the start."""
         count = inputs.replications
         names = ["saving", "redone work", "detecting", "restarting", "waiting for nodes"]
         names += ["fewer nodes", "stragglers"]
@@ -64,7 +63,6 @@ class Runs:
 
 
 def simulate(inputs: Inputs) -> Runs:
-    """Every run to its end."""
     runs, random = Runs.begin(inputs), np.random.default_rng(inputs.seed)
     end_s = inputs.days * DAY_S
     while (active := runs.clock < end_s).any():

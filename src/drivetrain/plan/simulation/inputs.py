@@ -159,5 +159,4 @@ def seconds(text: str, where: str) -> float:
 
 
 def names() -> list[str]:
-    """Every input."""
     return [field.name for field in fields(Inputs)]

@@ -25,7 +25,6 @@ class MeanOverRuns:
 
     @classmethod
     def of(cls, values: Any) -> MeanOverRuns:
-        """Over all runs."""
         low, high = np.percentile(values, [2.5, 97.5])
         error = 1.96 * float(np.std(values)) / max(1, len(values)) ** 0.5
         return cls(float(np.mean(values)), float(low), float(high), error)

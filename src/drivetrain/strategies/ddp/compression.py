@@ -92,7 +92,6 @@ class Float16(Plain):
     name = "fp16"
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """By torch."""
         return fp16_compress_hook(self.group, bucket)
 
 
@@ -173,7 +172,6 @@ class TopKCompressor:
         return {"kept_back": dict(self._kept_back)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same."""
         self._kept_back = dict(state["kept_back"])
 
 
@@ -222,7 +220,6 @@ class PowerSGDCompressor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same."""
         for kept in _BY_BUCKET:
             setattr(self._state, kept, dict(state[kept]))
         self._state.iter = state["iter"]

@@ -52,7 +52,6 @@ class DDPCost(CostModel):
         return reduced_copies(sum(part.trained for part in parts), use)
 
     def label(self, use: Use) -> str:
-        """As the config has it."""
         return "ddp"
 
     def complexity(self, use: Use) -> float:

@@ -49,7 +49,6 @@ class ZeroWalk(Walk):
         return self._beside_bucket(self._under.forward()) if self._stage == 3 else []
 
     def backward(self) -> list[Moment]:
-        """The same."""
         return self._beside_bucket(self._under.backward()) if self._stage == 3 else []
 
     def optimizer(self, extra: float) -> Moment:
@@ -126,7 +125,6 @@ class DeepSpeedCost(CostModel):
         return [reduce, Exchange("all_gather", ("dp_shard",), whole, blocks)]
 
     def label(self, use: Use) -> str:
-        """By the stage."""
         return f"zero-{_stage(use)}"
 
     def settings(self, use: Use) -> dict[str, str | int]:
@@ -157,7 +155,6 @@ class DeepSpeedCost(CostModel):
         return memory if use.offload == "none" else replace(memory, optimizer=0.0)
 
     def least_state(self, weights: float, trained: float, state: float, use: Use) -> float:
-        """By the stage."""
         stage, shards = _stage(use), use.num_shards
         return (
             weights / (shards if stage == 3 else 1)

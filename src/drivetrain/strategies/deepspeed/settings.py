@@ -39,7 +39,6 @@ class Merged:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage."""
         return int(self.settings["zero_optimization"]["stage"])
 
     def offload(self, what: str) -> str:

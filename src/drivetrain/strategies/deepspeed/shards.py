@@ -85,7 +85,6 @@ class FlatGroups:
         }
 
     def set_common(self, group: int, values: dict[str, float]) -> None:
-        """The same back."""
         state = self._state(self.pieces[group])
         for key, value in values.items():
             now = state[key]

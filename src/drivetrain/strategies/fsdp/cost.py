@@ -229,7 +229,6 @@ class FSDPCost(CostModel):
         return use.num_shards > 1 and use.precision != "fp32"
 
     def num_shards(self, use: Use) -> int:
-        """All of it."""
         return use.num_shards
 
     def can_offload(self, use: Use) -> bool:

@@ -84,7 +84,6 @@ class TimedGather(_Timed):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """As torch's own."""
         with self._waiting.around():
             return _GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
@@ -100,7 +99,6 @@ class TimedReduceScatter(_Timed):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """As torch's own."""
         with self._waiting.around():
             return _REDUCE(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 

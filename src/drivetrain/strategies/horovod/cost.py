@@ -42,7 +42,6 @@ class HorovodCost(CostModel):
         return reduced_copies(sent, use)
 
     def label(self, use: Use) -> str:
-        """As the config has it."""
         return "horovod"
 
 

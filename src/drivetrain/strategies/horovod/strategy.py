@@ -28,7 +28,6 @@ from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, me
 
 
 def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
-    """By its settings."""
     return HorovodStrategy(config.parallel.details(Horovod))
 
 

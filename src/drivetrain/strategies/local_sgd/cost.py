@@ -58,7 +58,6 @@ class LocalSGDCost(CostModel):
         return [replace(exchange, beside="nothing", calls=1.0) for exchange in each]
 
     def label(self, use: Use) -> str:
-        """As the config has it."""
         return "local_sgd"
 
 

@@ -59,7 +59,6 @@ class Rounds:
 
 
 def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
-    """By its settings."""
     return LocalSGDStrategy(config.parallel.details(LocalSGD))
 
 

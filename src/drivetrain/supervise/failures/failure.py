@@ -52,7 +52,6 @@ class RankFailure:
 
     @property
     def killed_by(self) -> str | None:
-        """The signal's name."""
         if self.exit_code >= 0:
             return None
         try:
@@ -97,7 +96,6 @@ class RankFailure:
 
     @property
     def how(self) -> str:
-        """In a few words."""
         if self.killed_by:
             return f"was killed by {self.killed_by}"
         return f"failed with exit code {self.exit_code}"

@@ -75,7 +75,6 @@ def _remedy(who: str) -> str:
 
 
 def paragraph(account: AttemptReport) -> str:
-    """One paragraph."""
     end, failures, host = account.end, account.failures, account.host
     when = time.strftime("%H:%M:%S")
     where = end.where
@@ -109,7 +108,6 @@ def paragraph(account: AttemptReport) -> str:
 
 
 def say(text: str) -> None:
-    """To the user."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

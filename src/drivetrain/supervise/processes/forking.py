@@ -43,7 +43,6 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """At once."""
         self.send_signal(signal.SIGKILL)
 
     def _reap(self, options: int) -> int | None:

@@ -194,7 +194,6 @@ class Node:
         self.workers = []
 
     def close(self) -> None:
-        """End everything."""
         self.kill()
         for spare in self._spares:
             spare.kill()
@@ -278,7 +277,6 @@ class WarmProcess:
         return Worker(Forked(pid), writing)
 
     def close(self) -> None:
-        """End it."""
         self._line.close()
         self._process.kill()
         self._process.wait()

@@ -37,7 +37,6 @@ _ADDRESS = re.compile(r"[A-Za-z0-9._:%\-\[\]]{1,255}")
 
 
 def nodes_to_json(state: _RendezvousState) -> bytes:
-    """All of it."""
     deadline = state.deadline
     document = {
         "round": state.round,

@@ -52,7 +52,6 @@ class Injector:
         return fault.point == "step" or self._is_saving()
 
     def inject(self, fault: Fault) -> None:
-        """Break it."""
         time.sleep(fault.delay_s)
         self._claims = self.num_claims()
         self._had = sorted(path.parent.name for path in self._manifests())

@@ -111,7 +111,6 @@ class DrillNode:
         return None
 
     def output(self) -> str:
-        """Everything it printed."""
         return (self.folder / f"node-{self.index}" / "output.txt").read_text()
 
     def close(self) -> None:

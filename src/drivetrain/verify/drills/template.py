@@ -53,7 +53,6 @@ class Template:
         return Forked(pid)
 
     def close(self) -> None:
-        """End it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -65,7 +64,6 @@ class Template:
         return -1 if self._process is None else self._process.pid
 
     def wake(self) -> None:
-        """Have it ready."""
         if self._process is not None and self._process.poll() is None:
             return
         self._path.unlink(missing_ok=True)

@@ -56,7 +56,6 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 
 
 def main() -> None:
-    """Train it."""
     config = load_config(
         defaults={
             "global_batch_size": 24,

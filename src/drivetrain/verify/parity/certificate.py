@@ -82,12 +82,10 @@ class LayoutResult:
 
     @property
     def holds(self) -> bool:
-        """Whether it trains the same."""
         is_same = self.parting is None or self.itself is not None
         return is_same and self.divergence is None and not self.problem
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
         return {
             **asdict(self),
             "divergence": None if self.divergence is None else self.divergence.to_dict(),
@@ -112,7 +110,6 @@ class ParityCertificate:
         return all(result.holds for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
         return {
             **asdict(self),
             "results": [result.to_dict() for result in self.results],

@@ -101,7 +101,6 @@ class Divergence:
     """When everything that parts is the same multiple of the reference."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
         return {**asdict(self), "stage": str(self.stage)}
 
     def __str__(self) -> str:

@@ -91,7 +91,6 @@ class Drawing:
 
 
 def report_page(run: RunView, made_s: float) -> str:
-    """The whole page."""
     return render(
         "report.html.j2",
         {
@@ -201,7 +200,6 @@ def _when(run: RunView) -> str:
 
 
 def compare_page(comparison: RunComparison, made_s: float) -> str:
-    """The whole page."""
     sides = (comparison.here, comparison.there)
     return render(
         "compare.html.j2",

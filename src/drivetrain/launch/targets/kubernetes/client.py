@@ -96,7 +96,6 @@ class Client:
                 self._delete(body)
 
     def status(self, kind: str, name: str) -> Status:
-        """What became of it."""
         api_version, kind_name = _API[kind]
         with _plainly(self._api):
             found = self._find(api_version, kind_name, name)

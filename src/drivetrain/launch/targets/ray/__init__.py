@@ -63,7 +63,6 @@ class Ray(RayOptions):
         return Rendered(_FILE, driver_script(job, self), quoted)
 
     def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - the file is there
-        """Ray's job id."""
         (Path(job.run_dir) / STOP_FILE).unlink(missing_ok=True)
         entrypoint = shlex.join(self._entrypoint(job))
         environment = self._runtime_env(job)
@@ -72,7 +71,6 @@ class Ray(RayOptions):
         return job_id
 
     def poll(self, job: Job, job_id: str) -> Status:
-        """What the job server says."""
         return jobs.poll(_server(job), job_id)
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
