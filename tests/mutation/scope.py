@@ -33,7 +33,7 @@ GROUPS = {
         mutated=(
             *(
                 f"src/drivetrain/supervise/{name}.py"
-                for name in ("machine", "policy", "stall", "requests")
+                for name in ("machine", "policy", "settings", "stall", "requests")
             ),
             "src/drivetrain/supervise/failures/failure.py",
             "src/drivetrain/config/rules.py",

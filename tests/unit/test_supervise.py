@@ -9,7 +9,8 @@ import pytest
 
 from drivetrain.record.session import Phase, ProgressPage, RankProgress, page_path, read_progress
 from drivetrain.supervise.machine import Action, Machine, MachineState
-from drivetrain.supervise.policy import Budgets, Decision, End, EndKind, Settings, decide
+from drivetrain.supervise.policy import Budgets, Decision, End, EndKind, decide
+from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Patience, StallWatch
 
 FAILED = End(EndKind.FAILED, 7)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import Preempted
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 # Is this process ending because something failed? Asked by what cleans up at exit.
 #

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
-    from drivetrain.supervise.policy import Settings
     from drivetrain.supervise.processes.head_start import HeadStart
     from drivetrain.supervise.processes.node import WarmProcess
+    from drivetrain.supervise.settings import Settings
 
 
 _SAYS_WHERE_TO_MEET = {"--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv-backend"}
@@ -186,7 +186,7 @@ def _own_address(args: argparse.Namespace) -> str:
 
 
 def _settings(args: argparse.Namespace, command: Command, given: set[str]) -> Settings:
-    from drivetrain.supervise.policy import Settings
+    from drivetrain.supervise.settings import Settings
     from drivetrain.supervise.stall import Patience
 
     return Settings(

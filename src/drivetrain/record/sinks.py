@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import math
 import os
 import re
@@ -258,6 +257,8 @@ class MLflowSink:
     def _open(self) -> Any:
         if self._client is not None:
             return self._client
+        import logging
+
         from mlflow import MlflowClient
 
         for chatty in ("mlflow", "alembic"):  # a new store is not news to somebody who trains

@@ -37,11 +37,12 @@ from drivetrain.supervise.failures.reporting import (
     write_down,
 )
 from drivetrain.supervise.machine import Action, Machine, MachineState
-from drivetrain.supervise.policy import PREEMPTED_CODE, End, EndKind, Settings, decide
+from drivetrain.supervise.policy import PREEMPTED_CODE, End, EndKind, decide
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node, WarmProcess
 from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
 from drivetrain.supervise.requests import Interrupted, Requests
+from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Stall, StallWatch
 from drivetrain.supervise.starting import Logs, Starter
 

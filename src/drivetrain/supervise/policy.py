@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-from drivetrain.supervise.stall import Patience
 
 # Exit codes that mean the same thing would happen again: config, layout, environment, loss not a
 # number; replicas that have drifted apart, whose last checkpoint may hold the drift; and a last
@@ -174,24 +172,3 @@ def _in_a_row(end: End, history: Sequence[End]) -> int:
             break
         count += 1
     return count
-
-
-# How a node supervises: what was asked for on the command line.
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How this node supervises."""
-
-    command: tuple[str, ...]
-    """The script and its arguments."""
-    is_python: bool = True
-    budgets: Budgets = field(default_factory=Budgets)
-    patience: Patience = field(default_factory=Patience)
-    grace_s: float = 30.0
-    spares: int | None = None
-    """Warm processes kept ready; None: one per worker."""
-    live: bool = False
-    """Whether ranks are replicas that are replaced one by one, while the others go on."""
-    warm_start: bool = False
-    """Import once and fork the first ranks too."""

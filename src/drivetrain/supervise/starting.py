@@ -17,10 +17,10 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from drivetrain.core.requirements import require
 from drivetrain.record.session import COMMAND_S, LAUNCHED_S
 from drivetrain.supervise.attempt import NodeAttempt
-from drivetrain.supervise.policy import Settings
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node
 from drivetrain.supervise.processes.worker import STDERR, STDOUT
+from drivetrain.supervise.settings import Settings
 
 # Where ranks' output goes: to the terminal, or as --redirects, --tee and --log-dir say.
 
