@@ -20,8 +20,8 @@ from typing import Any
 from drivetrain.testing.hosts import Hosts, hosts_available, make_hosts
 from drivetrain.verify.drills.drill import (
     DrillOutcome,
-    DrillSetting,
     Reference,
+    Setting,
     run_drill,
     run_reference,
     small_disk,
@@ -96,7 +96,7 @@ def run_campaign(
         for number in numbers:
             case = _case(number, has_hosts=hosts is not None)
             here = hosts if case.hosts == 2 else None
-            setting = DrillSetting(
+            setting = Setting(
                 (*_SCRIPT, *case.words),
                 case.ranks,
                 case.elastic,

@@ -49,7 +49,7 @@ def in_a_process(code: str, *words: str) -> str:
 TWO_LIVES = """
 import sys, time
 from pathlib import Path
-from drivetrain.record import Recorder, RunDirectory, outbox
+from drivetrain.record import Recorder, RunDirectory, recorder as outbox
 from drivetrain.record.sinks import make_sink
 outbox.PATIENCE_S = 170  # a busy machine takes long to import a large library
 run = RunDirectory(Path(sys.argv[1]))
@@ -161,7 +161,7 @@ def test_a_library_that_is_not_there_names_its_extra(
 UNREACHABLE = """
 import sys, time, warnings
 from pathlib import Path
-from drivetrain.record import Recorder, outbox
+from drivetrain.record import Recorder, recorder as outbox
 
 outbox.PATIENCE_S = 2
 

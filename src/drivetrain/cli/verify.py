@@ -136,7 +136,7 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
 def drill_script(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
     """Each kind of fault once, on the user's own script."""
     from drivetrain.cli.terminal import terminal
-    from drivetrain.verify.drills.drill import DrillSetting, run_drill, run_reference, small_disk
+    from drivetrain.verify.drills.drill import Setting, run_drill, run_reference, small_disk
     from drivetrain.verify.drills.faults import (
         ON_SMALL_DISK,
         ONE_HOST_ALL,
@@ -149,7 +149,7 @@ def drill_script(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], ste
         known = ", ".join(ONE_HOST_ALL)
         raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
     console = terminal()
-    setting = DrillSetting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
+    setting = Setting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
     passed = True
     with (
         tempfile.TemporaryDirectory(prefix="drill-") as scratch,

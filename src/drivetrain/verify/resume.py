@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.verify.drills.drill import (
-    DrillSetting,
+    Setting,
     checkpoint_problems,
     run_once,
     weights_fingerprint,
@@ -57,7 +57,7 @@ def certify_resume(words: tuple[str, ...], steps: int, ranks: int, then_ranks: i
     half = steps // 2
     every = max(1, half // 4)
     settings = (f"max_steps={steps}", f"checkpoint.every_steps={every}")
-    setting = DrillSetting((*words, *settings), ranks)
+    setting = Setting((*words, *settings), ranks)
     with tempfile.TemporaryDirectory(prefix="certificate-") as scratch:
         whole, killed = Path(scratch) / "whole", Path(scratch) / "killed"
         problems = run_once(setting, Faults(), whole).problems

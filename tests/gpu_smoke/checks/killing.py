@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from drivetrain.parallel.accelerator import num_devices
 from drivetrain.verify.drills import Faults
 from drivetrain.verify.drills.drill import (
-    DrillSetting,
+    Setting,
     checkpoint_problems,
     run_once,
     weights_fingerprint,
@@ -28,7 +28,7 @@ PATIENCE = ("--stall-timeout", "60")
 
 def rows() -> Iterator[Row]:
     ranks = min(2, num_devices())
-    setting = DrillSetting(WORDS, ranks, flags=PATIENCE)
+    setting = Setting(WORDS, ranks, flags=PATIENCE)
     kill = Faults().kill_at(STEPS // 2, rank=ranks - 1)
     with TemporaryDirectory(prefix="gpu-smoke-") as folder:
         whole, killed = Path(folder) / "whole", Path(folder) / "killed"

@@ -114,7 +114,7 @@ _MEET_QUICKLY = (
 
 
 @dataclass(frozen=True)
-class DrillSetting:
+class Setting:
     """How a drill's run is started."""
 
     words: tuple[str, ...]
@@ -159,14 +159,14 @@ class DrillOutcome:
 
 
 def run_once(
-    setting: DrillSetting, faults: Faults, folder: Path, timeout_s: float = 3600
+    setting: Setting, faults: Faults, folder: Path, timeout_s: float = 3600
 ) -> DrillOutcome:
     """One run on this machine, without comparing it to anything."""
     return _run(setting, faults, folder, None, timeout_s)[0]
 
 
 def run_reference(
-    setting: DrillSetting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
+    setting: Setting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
 ) -> Reference:
     """The run without faults, in the same setting."""
     outcome, run_dir, _ = _run(setting, Faults(), folder, hosts, timeout_s)
@@ -177,7 +177,7 @@ def run_reference(
 
 
 def run_drill(
-    setting: DrillSetting,
+    setting: Setting,
     faults: Faults,
     reference: Reference,
     folder: Path,
@@ -195,7 +195,7 @@ def run_drill(
 
 
 def _run(
-    setting: DrillSetting, faults: Faults, folder: Path, hosts: Hosts | None, timeout_s: float
+    setting: Setting, faults: Faults, folder: Path, hosts: Hosts | None, timeout_s: float
 ) -> tuple[DrillOutcome, Path, list[Claim]]:
     run_dir = folder / "run"
     outcome = DrillOutcome(faults.faults)
@@ -324,7 +324,7 @@ def _tails(nodes: Sequence[DrillNode]) -> str:
 
 
 def _make_nodes(
-    setting: DrillSetting, folder: Path, run_dir: Path, hosts: Hosts | None
+    setting: Setting, folder: Path, run_dir: Path, hosts: Hosts | None
 ) -> list[DrillNode]:
     num_nodes = 1 if hosts is None else len(hosts)
     fewest = 1 if setting.elastic else num_nodes
