@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from drivetrain.core.blame import blame
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, Problem, blame
 from drivetrain.parallel.world import World
 
 _ONE_EACH = "return a tensor whose first dimension counts the samples, or a list with one for each"
