@@ -47,6 +47,7 @@ ALLOWED = {
     ("parallel/pipeline/pipelined.py", "objects"): RANKS,
     ("strategies/horovod/meeting.py", "objects"): RANKS,
     ("train/evaluate.py", "objects"): RANKS,
+    ("train/outputs.py", "objects"): RANKS,
     ("checkpoint/checkpointer.py", "objects"): RANKS,
 }
 
