@@ -161,6 +161,6 @@ def subject_of(name: str, optimizer: str) -> Subject:
         bench.model,
         bench.loss,
         bench.batch,
-        lambda parameters: make_optimizer(optimizer, parameters),
+        lambda model: make_optimizer(optimizer, list(model.parameters())),
         tokens_per_sample=None if bench.side else LENGTH,
     )

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         WorkerFailure,
     )
     from drivetrain.record.reading import open_run
+    from drivetrain.train.early_stopping import EarlyStopping
     from drivetrain.train.history import EvaluationResult, History, StepMetrics
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
     from drivetrain.train.outputs import PerSample
+    from drivetrain.train.own_schedule import LRSchedule
     from drivetrain.train.task import Task, Total
     from drivetrain.train.trainer import Trainer
 
@@ -41,12 +43,14 @@ _HOMES = {
     "DamagedRun": "drivetrain.core.errors",
     "DistributedConfig": "drivetrain.compat.pytorch",
     "DrivetrainError": "drivetrain.core.errors",
+    "EarlyStopping": "drivetrain.train.early_stopping",
     "EnvironmentProblem": "drivetrain.core.errors",
     "EvaluationResult": "drivetrain.train.history",
     "History": "drivetrain.train.history",
     "Hook": "drivetrain.train.hooks",
     "HorovodTrainer": "drivetrain.compat.horovod",
     "KeptLoop": "drivetrain.train.keep_loop",
+    "LRSchedule": "drivetrain.train.own_schedule",
     "NonFiniteLoss": "drivetrain.core.errors",
     "NotSaved": "drivetrain.core.errors",
     "PerSample": "drivetrain.train.outputs",
@@ -71,12 +75,14 @@ __all__ = [
     "DamagedRun",
     "DistributedConfig",
     "DrivetrainError",
+    "EarlyStopping",
     "EnvironmentProblem",
     "EvaluationResult",
     "History",
     "Hook",
     "HorovodTrainer",
     "KeptLoop",
+    "LRSchedule",
     "NonFiniteLoss",
     "NotSaved",
     "PerSample",

@@ -74,7 +74,7 @@ class HostTimes(Hook):
         self._began = time.perf_counter()
 
     def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:
-        if step >= COUNTED:
+        if step > COUNTED:
             self.compute_s += time.perf_counter() - self._began
 
 
@@ -218,7 +218,7 @@ class _FailAfter(Hook):
         self._step = step
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        if step == self._step:
+        if step - 1 == self._step:
             raise KeyError("a mistake in a script")
 
 

@@ -60,12 +60,12 @@ class Synchronizations(Hook):
         self.seen: list[Any] = []
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        if step == 3:
+        if step == 4:
             self._watch = torch.get_device_module("sim").watching_synchronizations()
             self.seen = self._watch.__enter__()
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if step == 7:
+        if step == 8:
             self._watch.__exit__(None, None, None)
 
 

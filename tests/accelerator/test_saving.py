@@ -43,7 +43,7 @@ class Memory(Hook):
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
         sim.reset_peak_memory_stats()
-        self.most[step] = sim.memory_allocated()
+        self.most[step - 1] = sim.memory_allocated()
 
 
 def train(folder: str, steps: int, hook: Hook | None = None, **more: Any) -> str:
@@ -60,7 +60,7 @@ class _StopAfter(Hook):
         self._step = step
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if step == self._step:
+        if step - 1 == self._step:
             raise KeyboardInterrupt
 
 

@@ -154,7 +154,7 @@ class SwappedShards(Mutant):
     layout = "fsdp:2"
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if self.is_planted and step == 2:
+        if self.is_planted and step == 3:
             weight = trainer.model.get_parameter(self.expected.place)
             assert isinstance(weight, DTensor)
             mine = weight.to_local().detach()
@@ -261,7 +261,11 @@ class LearningRateAStepAhead(Mutant):
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         if self.is_last_rank:
-            around(engine.learning_rate, "set", lambda original: lambda step: original(step + 1))
+            around(
+                engine.learning_rate,
+                "before_step",
+                lambda original: lambda step: original(step + 1),
+            )
 
 
 class BlockWithoutGradient(Mutant):
@@ -283,7 +287,7 @@ class WeightDecaySkipped(Mutant):
     def plant(self, trainer: Trainer, engine: Engine) -> None:
         def without(original: Callable[..., Any]) -> Callable[..., Any]:
             def step() -> Any:
-                (group,) = engine.optimizer.param_groups
+                group = engine.optimizer.param_groups[0]  # the other one has none
                 decay, group["weight_decay"] = group["weight_decay"], 0.0
                 result = original()
                 group["weight_decay"] = decay
@@ -335,7 +339,7 @@ class MomentsLost(Mutant):
     expected = Expected(TraceStage.UPDATE, FIRST_USED, step=6, ranks=(1,))
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        if self.is_planted and self.is_last_rank and step == 5:
+        if self.is_planted and self.is_last_rank and step == 6:
             assert trainer.assembly is not None
             trainer.assembly.engine.optimizer.state.clear()
 

@@ -60,10 +60,10 @@ class Witness:
         if event == "on_train_batch_start":  # also when a step is done again
             self.data.read.clear()
             time.sleep(self.pause_s)
-            if arguments[0] in self.holds:
-                self._hold(arguments[0])
+            if arguments[0] - 1 in self.holds:
+                self._hold(arguments[0] - 1)
         if event == "on_train_batch_end":
-            self.write(step=arguments[0], ids=self.data.read, at_s=time.time())
+            self.write(step=arguments[0] - 1, ids=self.data.read, at_s=time.time())
 
     def write(self, **fields: Any) -> None:
         self.file.write(json.dumps(fields) + "\n")
@@ -76,6 +76,8 @@ class Witness:
 
 class NoSaver:
     """A replica that dies here has nothing to go on from but the others."""
+
+    ends = False
 
     def after_step(self, step: int, log: Any) -> None:
         pass

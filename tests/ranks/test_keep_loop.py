@@ -102,34 +102,6 @@ def test_a_loop_that_is_left_early_has_its_last_step_written_down(tmp_path: Path
     assert list(open_run(loop.history.run_dir).steps(0)["step"]) == [1, 2, 3]
 
 
-def left_after(tmp_path: Path, *, saves: bool) -> Path:
-    config = settings(str(tmp_path), max_steps=5)
-    config["record"] = {**config.get("record", {}), "progress": "plain"}
-    config["checkpoint"] = {"every_steps": 2}
-    loop = drivetrain.prepare(GPT, None, sentences(), config)
-    for number, step in enumerate(loop.steps(), 1):
-        for batch in step:
-            loop.backward(token_loss(loop.model, batch))
-        loop.step()
-        if number == 3:
-            if saves:
-                loop.save()
-            break
-    assert loop.history.run_dir is not None
-    return loop.history.run_dir
-
-
-def test_a_loop_that_is_left_early_says_that_its_last_step_is_not_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    warning = "left after step 3, of which there is no checkpoint; call loop.save()"
-    assert not list(left_after(tmp_path, saves=False).glob("checkpoints/step-000000003-*"))
-    assert warning in "".join(capsys.readouterr())
-    saved = left_after(tmp_path, saves=True)
-    assert list(saved.glob("checkpoints/step-000000003-*/manifest.json"))
-    assert warning not in "".join(capsys.readouterr())
-
-
 def kept(tmp_path: Path, **changes: Any) -> KeptLoop:
     config = settings(str(tmp_path), max_steps=4, optimization={"max_grad_norm": 1.0}, **changes)
     return drivetrain.prepare(GPT, None, sentences(), config)

@@ -57,7 +57,7 @@ class Watch(Hook):
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
         self.found |= {file.name for file in self.disk.rglob("*.swp")}
-        if step == self.stop:
+        if step - 1 == self.stop:
             raise Interrupted
 
 

@@ -11,7 +11,7 @@ import torch
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.rank_sample_ids import RankSampleIds
 from drivetrain.testing import run_ranks
-from drivetrain.train.schedule import Schedule
+from drivetrain.train.schedule import RateCurve
 from drivetrain.train.trainer import Trainer
 from drivetrain.train.watch.meter import Meter
 from tests.gpt_task import GPT, Sentences, collate, gpt_task, token_loss
@@ -98,7 +98,7 @@ def test_the_loop_trains_what_plain_torch_trains(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     plan = BatchPlan(24, 24, 1, NUM_SAMPLES)
     ids = RankSampleIds(plan, 0, 42, shuffle=True)
-    schedule = Schedule("cosine", 5, steps, 0.0)
+    schedule = RateCurve("cosine", 5, steps, 0.0)
     dataset, expected = Sentences(NUM_SAMPLES), []
     for step in range(steps):
         (micro,) = plan.micro_batches(step, 0)

@@ -30,7 +30,7 @@ class Kill(Hook):
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
         assert trainer.assembly is not None
         world = trainer.assembly.world
-        if step == self.at and world.rank == world.layout.world_size - 1:
+        if step - 1 == self.at and world.rank == world.layout.world_size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

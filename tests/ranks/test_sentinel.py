@@ -33,7 +33,7 @@ class CosmicRay(Hook):
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
         assert trainer.assembly is not None
-        if step + 1 == FLIPPED_AFTER and trainer.assembly.world.rank == self._rank:
+        if step == FLIPPED_AFTER and trainer.assembly.world.rank == self._rank:
             flip_lowest_bit(trainer.model.get_parameter(PARAMETER))
 
 

@@ -91,7 +91,7 @@ class StatefulShardedStream(StatefulStream):
 
 class Cut(Hook):
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if step == CUT - 1:
+        if step == CUT:
             raise Interrupted
 
 
@@ -260,7 +260,7 @@ class Draws(Hook):
         if batch is None:
             self.iterator = iter(self.loader)
             batch = next(self.iterator)
-        self.drawn[step] = float(batch[0].sum())
+        self.drawn[step - 1] = float(batch[0].sum())
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -334,7 +334,7 @@ class Random(Hook):
         self.drawn: dict[int, float] = {}
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        self.drawn[step] = float(torch.rand(1))
+        self.drawn[step - 1] = float(torch.rand(1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

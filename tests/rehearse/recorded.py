@@ -37,11 +37,11 @@ class Recording(Hook):
         self._mode: Any = _Listening()  # type: ignore[no-untyped-call]
 
     def on_train_batch_start(self, trainer: Any, step: int) -> None:
-        if step == 1:
+        if step == 2:
             self._mode.__enter__()
 
     def on_train_batch_end(self, trainer: Any, step: int) -> None:
-        if step == 1:
+        if step == 2:
             self._mode.__exit__(None, None, None)
 
 

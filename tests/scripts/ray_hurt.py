@@ -20,7 +20,7 @@ sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(OWN)]
 class Hurt(Hook):
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
         time.sleep(float(WISHES.get("pause_s", "0")))
-        is_due = step + 1 == int(WISHES.get("die_at", "-1"))
+        is_due = step == int(WISHES.get("die_at", "-1"))
         if is_due and trainer.attempt == 1 and not trainer.is_main:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -43,7 +43,7 @@ def test_resnet_50_on_8_devices_is_copied() -> None:
     """The matrix: DDP, the model fits and it is simple."""
     resnet = replace(
         from_architecture("resnet-50"),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     )
     plan = plan_for(resnet, "a100-40:8", 512, strategies=("ddp", "fsdp"))
     assert best_kind(plan) == "ddp"

@@ -98,7 +98,7 @@ def allocated(subject: Subject, samples: int) -> float:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as seen:
         model, data = subject.model(), subject.batch(samples, 1.0)
-        optimizer = subject.optimizer(list(model.parameters()))
+        optimizer = subject.optimizer(model)
         for _ in range(2):
             subject.loss(model, data).backward()
             optimizer.step()
@@ -145,7 +145,7 @@ def test_convolutions_and_early_optimizer_state_are_counted(kind: Any) -> None:
         Convolutions,
         lambda model, images: model(images).square().sum(),
         lambda samples, _: torch.zeros(samples, 3, 8, 8),
-        lambda parameters: kind(parameters, lr=0.1),
+        lambda model: kind(model.parameters(), lr=0.1),
     )
     profile = Profiler(subject).profile(Way())
     predicted = worst_memory(profile, Candidate(Layout(), micro_batch_size=4)).total

@@ -48,7 +48,7 @@ from drivetrain.strategies.fsdp.strategy import FSDPStrategy
 from drivetrain.strategies.strategy import Profile
 from drivetrain.train.history import EvaluationResult, StepMetrics
 from drivetrain.train.keep_loop import prepare
-from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
+from drivetrain.train.schedule import CurveRate, RateCurve, batch_size_factor
 from drivetrain.train.watch.plan import PlanWatch
 from drivetrain.train.watch.profiling import Profiling
 from drivetrain.train.watch.requested import PLAN_VARIABLE
@@ -112,9 +112,9 @@ def test_hooks_are_called_in_the_order_of_the_contract(config: dict[str, Any]) -
     Trainer(task(), config, [listener]).fit(data(20), data(6))
     assert listener.heard == [
         "fit start",
-        *["epoch 0 start", "step 0", "step 1", "log [1, 2]", "step 2", "log [3]"],
+        *["epoch 0 start", "step 1", "step 2", "log [1, 2]", "step 3", "log [3]"],
         "evaluated after 3",
-        *["epoch 0 end", "epoch 1 start", "step 3", "log [4]", "step 4", "step 5", "log [5, 6]"],
+        *["epoch 0 end", "epoch 1 start", "step 4", "log [4]", "step 5", "step 6", "log [5, 6]"],
         "evaluated after 6",
         *["epoch 1 end", "fit end"],
     ]
@@ -241,7 +241,7 @@ def test_a_stream_is_read_once_and_alike_in_any_number_of_processes(
 
 def test_a_schedule_needs_an_end(config: dict[str, Any]) -> None:
     falling = {**config, "optimization": {"lr_scheduler_type": "cosine"}}
-    with pytest.raises(ConfigError, match="cosine: falls to the end of the run"):
+    with pytest.raises(ConfigError, match="cosine: goes by the end of the run"):
         Trainer(task(), falling).fit(SelfSplitting())
 
 
@@ -354,7 +354,7 @@ def test_torch_compile_is_a_switch(config: dict[str, Any]) -> None:
     ],
 )
 def test_schedules(shape: str, expected: list[float]) -> None:
-    schedule = Schedule(shape, warmup_steps=2, total_steps=6, min_ratio=0.1)
+    schedule = RateCurve(shape, warmup_steps=2, total_steps=6, min_ratio=0.1)
     assert [schedule.factor(step) for step in range(6)] == pytest.approx(expected, abs=1e-5)
 
 
@@ -362,14 +362,14 @@ def test_each_group_keeps_its_own_peak() -> None:
     model = nn.Linear(2, 2)
     groups = [{"params": [model.weight], "lr": 1.0}, {"params": [model.bias], "lr": 0.1}]
     optimizer = torch.optim.SGD(groups)
-    rate = LearningRate(optimizer, Schedule("linear", 0, 4, 0.0), scale=2.0)
-    rate.set(2)
+    rate = CurveRate(optimizer, RateCurve("linear", 0, 4, 0.0), scale=2.0)
+    rate.before_step(2)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1.0, 0.1])
 
 
 def test_a_torch_scheduler_on_the_optimizer_is_refused(config: dict[str, Any]) -> None:
     """Nobody would step it: its first factor would be the rate of the whole run."""
-    refusal = r"optimizer = SGD: a torch LR scheduler .*optimization\.lr_scheduler_type"
+    refusal = r"optimizer = SGD: a torch LR scheduler .*Task\(schedule=.*prepare\(…, scheduler=…\)"
 
     def scheduled(parameters: Any, optimization: Optimization) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=0.1)
@@ -403,7 +403,7 @@ def test_rates_that_a_scheduler_has_left_behind_are_refused() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     optimizer.load_state_dict(earlier.state_dict())
     with pytest.raises(ConfigError, match="lr = 0.01 .*initial_lr = 0.1"):
-        LearningRate(optimizer, Schedule("constant", 0, None, 0.0))
+        CurveRate(optimizer, RateCurve("constant", 0, None, 0.0))
 
 
 def test_learning_rate_follows_the_batch_size() -> None:

@@ -187,7 +187,7 @@ class SlowFrom(Hook):
     """From a step on this rank gets less of the processor, by a control group's quota."""
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        is_it = step == STEP and int(os.environ["RANK"]) == RANK
+        is_it = step == STEP + 1 and int(os.environ["RANK"]) == RANK
         if KIND.startswith("slow_rank") and is_it:
             (Path(os.environ["PLANT_GROUP"]) / "cgroup.procs").write_text(str(os.getpid()))
 
@@ -196,7 +196,7 @@ class Drifting(Hook):
     """One rank's weights change behind everybody's back."""
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if KIND == "drift" and step == STEP and int(os.environ["RANK"]) == RANK:
+        if KIND == "drift" and step == STEP + 1 and int(os.environ["RANK"]) == RANK:
             with torch.no_grad():
                 next(trainer.model.parameters())[0] += 1e-3
 

@@ -286,6 +286,9 @@ class Checkpointer:
         if any(change.key == "optimizer.class" for change in self.changes):
             stored = {name for name in stored if not name.startswith("optimizer.")}
             del values["optimizer"]
+        elif any(change.key.startswith("optimiz") for change in self.changes):
+            # accepted: settings are those of now, and there may be other groups
+            values["optimizer"] = {**values["optimizer"], "groups": None}
         targets = state.load_targets()
         not_stored = sorted(targets.keys() - stored)
         targets = {name: tensor for name, tensor in targets.items() if name in stored}

@@ -33,6 +33,12 @@ _ONLY_SAID = {
 _ORDER = {"seed", "data.shuffle", "data.length"}
 """With these the order of samples changes."""
 
+_EARLIER: Terms = {
+    "optimization.decay_norms_and_biases": True,
+    "scheduler.class": "built-in",
+}
+"""What checkpoints that do not say it were trained with."""
+
 Outcome = Literal["refused", "accepted", "said"]
 
 
@@ -83,6 +89,7 @@ class Contract:
 
         ContractChanged, unless all are accepted or need not be.
         """
+        before = {**(_EARLIER if before else {}), **before}
         different = {
             key: (before[key], now)
             for key, now in self.terms.items()

@@ -31,6 +31,16 @@ class Located:
         found = catalogue.entries(self.place)
         return [e for e in found if self.folder in (None, e.folder)]
 
+    def best_step(self) -> int:
+        """Of the best evaluation, as the newest checkpoint knows it."""
+        run = self.choose().values.get("common", {}).get("run", {}).get("value", {})
+        step = run.get("best_step") if isinstance(run, dict) else None
+        if not isinstance(step, int):
+            rule = f"no evaluation of {self.place.address} was marked as best"
+            remedy = "train with checkpoint.keep_best, or give --step"
+            raise ConfigError([Problem("--best", rule, remedy, has_value=False)])
+        return step
+
     def choose(self, step: int | None = None) -> Manifest:
         """The checkpoint of a step, or the newest good one."""
         found = [e for e in self.entries() if step in (None, e.step)]

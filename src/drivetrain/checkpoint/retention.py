@@ -24,5 +24,5 @@ def outdated(
         scored = [step for step in newest_first if step in finite]
         if scored and scores is not None:
             sign = 1 if rule.keep_best_mode == "min" else -1
-            kept.add(min(scored, key=lambda step: sign * scores[step]))
+            kept.add(min(scored, key=lambda step: (sign * scores[step], step)))  # first of equals
     return [step for step in newest_first if step not in kept]

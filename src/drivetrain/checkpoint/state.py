@@ -90,7 +90,8 @@ class TrainingState:
         Without values of an optimizer, the one there is begins anew.
         """
         if self.optimizer is not None and "optimizer" in values:
-            _restore_groups(self.optimizer, values["optimizer"]["groups"])
+            if values["optimizer"]["groups"] is not None:
+                _restore_groups(self.optimizer, values["optimizer"]["groups"])
             by_name = self._parameters()
             for name, value in values["optimizer"]["values"].items():
                 parameter, _, key = name.removeprefix("optimizer.").rpartition(".")

@@ -16,6 +16,7 @@ from drivetrain.checkpoint.catalogue import Entry
 from drivetrain.checkpoint.locate import Located, damaged, locate
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.cli.terminal import terminal
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.text import readable_bytes
 
 if TYPE_CHECKING:
@@ -40,12 +41,17 @@ def verify(address: str, *, as_json: bool) -> int:
     return 0 if "good" in states and "damaged" not in states else 1
 
 
-def export(address: str, target: str, step: int | None, max_shard_gb: float) -> int:
+def export(
+    address: str, target: str, step: int | None, max_shard_gb: float, *, best: bool = False
+) -> int:
     """The weights as files for other libraries."""
     from drivetrain.checkpoint.export import export_weights
 
     located = locate(address)
-    manifest = located.choose(step)
+    if best and step is not None:
+        rule, remedy = "--best names one already", "give one of the two"
+        raise ConfigError([Problem("--step", rule, remedy, step)])
+    manifest = located.choose(located.best_step() if best else step)
     try:
         done = export_weights(located.place, manifest, Path(target), int(max_shard_gb * 1e9))
     except DamagedCheckpoint as error:

@@ -44,6 +44,49 @@ def _warmup(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+_LEVEL = ("constant", "inverse_sqrt", "none")
+
+
+def _schedule(config: RunConfig) -> Iterator[Problem]:
+    said, run = config.optimization, config.max_steps
+    shape = said.lr_scheduler_type
+    if said.warmup_ratio and said.warmup_steps:
+        yield Problem(
+            "optimization.warmup_ratio",
+            f"warmup_steps = {said.warmup_steps} says it too",
+            "set one of the two",
+            said.warmup_ratio,
+        )
+    if said.decay_steps is not None and shape in _LEVEL:
+        yield Problem(
+            "optimization.decay_steps",
+            f"lr_scheduler_type = {shape} has none",
+            "use linear, cosine or wsd, or leave it out",
+            said.decay_steps,
+        )
+    if shape == "wsd" and run is not None and said.decay_steps is not None:
+        level = run - said.warmup_steps
+        if said.decay_steps > level:
+            yield Problem(
+                "optimization.decay_steps",
+                f"of the run's {run} steps {level} are left after the warm-up",
+                f"use at most {level}",
+                said.decay_steps,
+            )
+    touched = {
+        "warmup_steps": said.warmup_steps,
+        "warmup_ratio": said.warmup_ratio,
+        "learning_rate_scaling": "" if said.learning_rate_scaling == "none" else "x",
+    }
+    for key in (key for key, value in touched.items() if value and shape == "none"):
+        yield Problem(
+            f"optimization.{key}",
+            "lr_scheduler_type = none never touches the rate",
+            "use constant, or leave it out",
+            getattr(said, key),
+        )
+
+
 def _scaling(config: RunConfig) -> Iterator[Problem]:
     optimization = config.optimization
     if optimization.learning_rate_scaling != "none" and optimization.base_batch_size is None:
@@ -52,6 +95,16 @@ def _scaling(config: RunConfig) -> Iterator[Problem]:
             "scaling needs the batch size the rate was tuned for",
             "set optimization.base_batch_size",
             optimization.learning_rate_scaling,
+        )
+
+
+def _best(config: RunConfig) -> Iterator[Problem]:
+    if config.checkpoint.keep_best is not None and config.checkpoint.every_steps is None:
+        yield Problem(
+            "checkpoint.keep_best",
+            "nothing is saved with every_steps = null",
+            "set checkpoint.every_steps, or leave it out",
+            config.checkpoint.keep_best,
         )
 
 
@@ -255,7 +308,19 @@ RULES: Sequence[Rule] = (
     Rule(("record.mlflow.tracking_uri",), _tracking),
     Rule(("max_steps", "num_train_epochs"), _length),
     Rule(("name",), _name),
+    Rule(("checkpoint.keep_best", "checkpoint.every_steps"), _best),
     Rule(("max_steps", "optimization.warmup_steps"), _warmup),
+    Rule(
+        (
+            "max_steps",
+            "optimization.lr_scheduler_type",
+            "optimization.warmup_steps",
+            "optimization.warmup_ratio",
+            "optimization.decay_steps",
+            "optimization.learning_rate_scaling",
+        ),
+        _schedule,
+    ),
     Rule(("optimization.learning_rate_scaling", "optimization.base_batch_size"), _scaling),
     Rule(("global_batch_size", "micro_batch_size", "reproducibility"), _micro_batch),
     Rule(("parallel.strategy", "parallel.dp_replicate", "parallel.dp_shard"), _axes),

@@ -36,7 +36,8 @@ class Checkpoint(Section):
     keep_every: int | None = Field(default=None, gt=0)
     """Also keep those whose step is a multiple of this."""
     keep_best: str | None = None
-    """Also keep the best by this validation metric, for example loss or accuracy."""
+    """Save at every evaluation that is the best so far by this metric, for example loss or
+    accuracy, and keep it. Its weights are left beside the last ones, in best.pt."""
     keep_best_mode: Literal["min", "max"] = "min"
     """Whether the lowest or the highest is best."""
     resume_from: str | None = None
@@ -128,24 +129,41 @@ class Optimization(Section):
 
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate, before `learning_rate_scaling`."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the schedule after warm-up."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt", "none"] = (
+        "constant"
+    )
+    """Shape of the schedule after warm-up. wsd: level, and a linear fall at the end. inverse_sqrt:
+    by 1/√step. none: the rate is the script's own, and never touched."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from 0."""
+    warmup_ratio: float = Field(default=0.0, ge=0, le=1)
+    """The same as a fraction of the run's steps, rounded up; one of the two."""
+    decay_steps: int | None = Field(default=None, gt=0)
+    """Steps the rate falls for. linear, cosine: the first after the warm-up, then it stays at its
+    lowest; null: up to the end of the run. wsd: the last; null: a tenth of the run."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Where `linear` and `cosine` end, as a fraction of the peak."""
+    """The lowest that a falling rate comes to, as a fraction of the peak."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Scale `learning_rate` by (global_batch_size / base_batch_size), or by its square root."""
     base_batch_size: int | None = Field(default=None, gt=0)
     """The global batch size that `learning_rate` was tuned for."""
     weight_decay: float = Field(default=0.0, ge=0)
     """For the default optimizer (AdamW); a task with its own optimizer sets its own."""
+    decay_norms_and_biases: bool = False
+    """Whether the default optimizer's weight decay reaches all weights, or only those with two
+    dimensions and more: matrices, kernels and embeddings, but no norms and biases."""
     adamw_implementation: Literal["auto", "for_loop", "foreach", "fused"] = "auto"
     """How the default optimizer goes through the weights: one after the other, many in one call, or
     in one kernel. auto: as torch chooses: for_loop on a CPU, foreach on CUDA, XPU and devices from
     outside torch. They round differently in the last bits; fused is the fastest."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Clip the global gradient norm to this; null leaves gradients alone."""
+
+    @property
+    def needs_the_end(self) -> bool:
+        """Whether the learning rate depends on where the run ends."""
+        falls_to_it = self.lr_scheduler_type in ("linear", "cosine") and self.decay_steps is None
+        return falls_to_it or self.lr_scheduler_type == "wsd" or self.warmup_ratio > 0
 
 
 S = TypeVar("S", bound=Section)
@@ -365,6 +383,8 @@ class RunConfig(Section):
     """Optimizer steps in the run; wins over num_train_epochs."""
     num_train_epochs: int | None = Field(default=None, gt=0)
     """Passes over the training data."""
+    max_time_s: float | None = Field(default=None, gt=0)
+    """Seconds of training, earlier attempts included, after which the run saves and is finished."""
     seed: int = Field(default=42, ge=0, lt=2**63)
     """Sample order, initial weights and dropout all follow from it."""
     reproducibility: Literal["standard", "bitwise"] = "standard"

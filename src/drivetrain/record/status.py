@@ -59,7 +59,8 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
     return RunStatus(
         name=run.name,
         state=_state(run, last, ledger, now_s),
-        reason=last.reason if last is not None and last.kind != "finished" else "",
+        reason=(last.reason if last is not None and last.kind != "finished" else "")
+        or _stopped(run),
         step=max(run.last_step(), last.last_step if last is not None else 0),
         max_steps=facts.get("total_steps") or run.config.get("max_steps"),
         num_attempts=len(attempts),
@@ -88,6 +89,13 @@ def _state(run: RunReading, last: PastAttempt | None, ledger: Ledger, now_s: flo
     if "run_failed" in ends:
         return "failed"
     return "running" if now_s - ledger.end_s < QUIET_S else "quiet"
+
+
+def _stopped(run: RunReading) -> str:
+    """Why a run ended before its last step."""
+    events = run.tail(run.ranks[0], 3) if run.ranks else []
+    why = [event.values.get("stopped") for event in events if event.name == "run_end"]
+    return f"stopped: {why[-1]}" if why and why[-1] else ""
 
 
 def _money(attempts: tuple[PastAttempt, ...], ledger: Ledger, price_per_hour: float) -> Money:

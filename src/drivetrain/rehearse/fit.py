@@ -181,6 +181,8 @@ class _Nothing:
 class _SavesNothing:
     """What a loop asks of its saver."""
 
+    ends = False
+
     def after_step(self, step: int, before: Callable[[], None]) -> None:
         """No checkpoints."""
 
@@ -248,12 +250,12 @@ class _Watch:
         if name == "on_before_optimizer_step":
             self._look_at_gradients()
             self._tensors.memory.doing = "stepping the optimizer"
-        elif name == "on_train_batch_start" and arguments[0] == NUM_STEPS - 1:
+        elif name == "on_train_batch_start" and arguments[0] == NUM_STEPS:
             self._seen.last_step = slice(len(self._tensors.calls), None)
         self._hooks(name, *arguments)
         if name == "on_train_batch_end":
             self._seen.optimizer = _state_bytes(self._trainer)
-            if arguments[0] == NUM_STEPS - 1:
+            if arguments[0] == NUM_STEPS:
                 begin = self._seen.last_step.start
                 self._seen.last_step = slice(begin, len(self._tensors.calls))
 

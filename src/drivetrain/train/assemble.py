@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,10 @@ from drivetrain.train.contract import (
 )
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
+from drivetrain.train.own_schedule import own_rate
 from drivetrain.train.refusals import check_model, check_optimizer
-from drivetrain.train.schedule import LearningRate, Schedule, batch_size_factor
+from drivetrain.train.schedule import CurveRate, LearningRate, RateCurve, batch_size_factor
+from drivetrain.train.several_optimizers import kind_of, members
 from drivetrain.train.task import Task
 
 
@@ -104,6 +106,8 @@ def assemble(
     )
     feed = make_feed(source, plan, world, config)
     total_steps = _total_steps(config, plan)
+    resolved = _choose_schedule(task, resolved)
+    config = resolved.config
     _check_schedule(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
@@ -111,14 +115,18 @@ def assemble(
         notes += agree_on_model(model, world)
     made = model_terms(model)
     spread = _spread(task, model, strategy, world, config, source, plan)
-    optimizer = task.optimizer(_trained(spread.module.parameters()), config.optimization)
-    check_optimizer(optimizer)
+    optimizer = task.make_optimizer(spread.inner, config.optimization)
+    for each in members(optimizer):
+        check_optimizer(each)
     made |= optimizer_terms(optimizer, task.optimizer)
     if spread.engine_step is not None:
+        if len(members(optimizer)) > 1:
+            rule = f"{config.parallel.strategy} steps one optimizer"
+            remedy = "use one, or another parallel.strategy"
+            raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
         spread.engine_step.take_over(optimizer)
-    schedule = Schedule.of(config.optimization, total_steps)
-    factor = batch_size_factor(config.optimization, config.global_batch_size)
-    rate = LearningRate(optimizer, schedule, factor)
+    rate = _learning_rate(task, config, optimizer, total_steps)
+    made |= rate.terms
     engine = engine_for(config, world, spread, optimizer, rate, total_steps)
     for choice in spread.choices():
         resolved = resolved.choose(choice.key, choice.value, choice.why)
@@ -165,15 +173,50 @@ def _total_steps(config: RunConfig, plan: BatchPlan) -> int | None:
     return plan.end_of(config.num_train_epochs - 1)
 
 
+def _choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:
+    """A schedule of the task's own is the only one; what the config says beside it is refused."""
+    if task.schedule is None:
+        return resolved
+    key = "optimization.lr_scheduler_type"
+    said = resolved.config.optimization
+    open_or_none = said.lr_scheduler_type == "none" or resolved.source(key).kind == "default"
+    beside = {
+        key: not open_or_none,
+        "optimization.warmup_steps": bool(said.warmup_steps),
+        "optimization.warmup_ratio": bool(said.warmup_ratio),
+        "optimization.learning_rate_scaling": said.learning_rate_scaling != "none",
+    }
+    rule = "the task has a schedule of its own, and two would set one rate"
+    problems = [
+        Problem(name, rule, "leave one of them out", getattr(said, name.rpartition(".")[2]))
+        for name, is_set in beside.items()
+        if is_set
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return resolved.choose(key, "none", "the task has a schedule of its own")
+
+
+def _learning_rate(
+    task: Task, config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int | None
+) -> LearningRate:
+    if task.schedule is not None:
+        return own_rate(task.schedule, optimizer, total_steps)
+    if config.optimization.lr_scheduler_type == "none":
+        return LearningRate(optimizer)
+    factor = batch_size_factor(config.optimization, config.global_batch_size)
+    return CurveRate(optimizer, RateCurve.of(config.optimization, total_steps), factor)
+
+
 def _check_schedule(config: RunConfig, total_steps: int | None) -> None:
     shape = config.optimization.lr_scheduler_type
-    if total_steps is None and shape != "constant":
+    if total_steps is None and config.optimization.needs_the_end:
         raise ConfigError(
             [
                 Problem(
                     "optimization.lr_scheduler_type",
-                    "falls to the end of the run, and a stream's end is not known beforehand",
-                    "set max_steps, or use constant",
+                    "goes by the end of the run, and a stream's end is not known beforehand",
+                    "set max_steps; or use constant, or decay_steps and warmup_steps",
                     shape,
                 )
             ]
@@ -231,10 +274,6 @@ def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
         if earlier is not None and resolved.config.global_batch_size % earlier == 0:
             return resolved.choose("micro_batch_size", earlier, "as in this run's first attempt")
     return solve_micro_batch(resolved, num_ranks)
-
-
-def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def _make_model(

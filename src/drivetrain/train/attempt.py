@@ -65,8 +65,8 @@ class Attempt:
             self.assembly.engine.spread.when_settled(self._note_choice)
             with announcing(self.assembly.page, self.assembly.engine.timer.compiled):
                 yield
-        except GeneratorExit:  # a loop of one's own, left in the middle of a step
-            self._failed("left in a step")
+        except GeneratorExit:  # a loop of one's own, left in the middle of a step or by an error
+            self._failed("the script has left its loop in a step, or by an error")
             raise
         except BaseException as error:
             self._failed(clean_text(repr(error)))
@@ -82,6 +82,7 @@ class Attempt:
         with self.recorder.measure("evaluation", step):
             result = evaluate_all(task, feeds, self.assembly, step, self.reporter.evaluation)
         self.history.evaluations.append(result)
+        self.assembly.engine.learning_rate.after("evaluation", result.metrics)
         self.saver.score(result)
         return result
 

@@ -19,6 +19,7 @@ from drivetrain.data.fingerprint import content
 from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World
 from drivetrain.record.session import ACCEPT_CHANGE
+from drivetrain.train.several_optimizers import kind_of
 from drivetrain.train.task import OptimizerFactory, adamw
 
 _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
@@ -130,11 +131,9 @@ def _described(model: nn.Module) -> dict[str, str]:
 def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory) -> dict[str, Any]:
     """The optimizer's kind, and its settings where they are the user's own."""
     groups = optimizer.param_groups
-    terms: dict[str, Any] = {
-        "optimizer.class": type(optimizer).__name__,
-        "optimizer.groups": len(groups),
-    }
-    if factory is not adamw:  # that one's settings are the config's
+    terms: dict[str, Any] = {"optimizer.class": kind_of(optimizer)}
+    if factory is not adamw:  # that one's settings, and groups, are the config's
+        terms["optimizer.groups"] = len(groups)
         keys = sorted({k for group in groups for k, v in group.items() if _is_setting(k, v)})
         for key in keys:
             values = [group.get(key) for group in groups]
@@ -167,7 +166,9 @@ def agree_on(contract: Contract, world: World) -> None:
 
 def _of_config(config: RunConfig) -> dict[str, Any]:
     optimization = config.optimization.model_dump(mode="json", exclude={"adamw_implementation"})
-    falls = config.optimization.lr_scheduler_type != "constant"
+    if not config.optimization.weight_decay:  # then it decides nothing
+        optimization["decay_norms_and_biases"] = None
+    falls = config.optimization.needs_the_end
     parallel = config.parallel
     decide = [each.name for each in all_traits() if each.changes_training]
     return {

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
@@ -26,6 +27,7 @@ from drivetrain.train.optimizer_groups import keep_kinds_apart
 from drivetrain.train.precision import found_inf, make_autocast, make_scaler
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.schedule import LearningRate
+from drivetrain.train.several_optimizers import members
 from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Loss, LossAndParts, Total, split
 from drivetrain.train.watch.meter import Meter
@@ -65,7 +67,8 @@ class Engine:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.before_change: Callable[[], None] | None = None
         """Called before the weights move, by whoever is still copying them."""
-        keep_kinds_apart(optimizer)
+        for each in members(optimizer):
+            keep_kinds_apart(each)
         own = type(optimizer).zero_grad
         self._has_own_zero_grad = own is not torch.optim.Optimizer.zero_grad
 
@@ -138,13 +141,19 @@ class Engine:
 
     def step(self, step: int) -> None:
         """Move the weights at this step's learning rate, and forget the gradients."""
-        self.learning_rate.set(step)
+        self.learning_rate.before_step(step)
         if self.before_change is not None:
             self.before_change()
         if self.spread.engine_step is not None:
             self.meter.grad_norm = self.spread.engine_step.step(self.meter.count_correction())
-            self.meter.end_step(step + 1, self.learning_rate.current)
-            return
+        else:
+            self._step_optimizer()
+        self.meter.end_step(step + 1, self.learning_rate.current)
+        self.learning_rate.after("step")
+        if self._sentinel is not None and self.spread.engine_step is None:
+            self._sentinel.after_step(step + 1)
+
+    def _step_optimizer(self) -> None:
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.meter.note_scaler(found_inf(self.scaler, self.optimizer, self.world.device))
@@ -152,9 +161,16 @@ class Engine:
         else:
             self.optimizer.step()
         self._forget_gradients()
-        self.meter.end_step(step + 1, self.learning_rate.current)
-        if self._sentinel is not None:
-            self._sentinel.after_step(step + 1)
+
+    def agree_on_rate(self) -> None:
+        """ConfigError on a rank whose rate is not rank 0's: copies would part. Collective."""
+        if not self.learning_rate.is_the_scripts or self.world.layout.pp > 1:
+            return  # a stage's first group may be another one
+        own = repr(self.learning_rate.current)
+        if (first := self.world.agree(own)) != own:
+            rule = f"on rank {self.world.rank}, and {first} on rank 0"
+            remedy = "set it by what all ranks know: the step, or what evaluate() gives"
+            raise ConfigError([Problem("learning rate", rule, remedy, own)])
 
     def _forget_gradients(self) -> None:
         """As torch's zero_grad does, without its label for profilers: that costs as much again."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
-from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
 
 
@@ -20,7 +17,6 @@ class GivenOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         self._optimizer = optimizer
-        self._model = model
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         strangers = [
             parameter
@@ -40,13 +36,9 @@ class GivenOptimizer:
                 ]
             )
 
-    def __call__(
-        self,
-        parameters: Iterable[nn.Parameter],  # noqa: ARG002 - the groups are the user's own
-        optimization: Optimization,  # noqa: ARG002 - and so are their settings
-    ) -> torch.optim.Optimizer:
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer, re-pointed."""
-        now = dict(self._model.named_parameters())
+        now = dict(model.named_parameters())
         for group in self._optimizer.param_groups:
             names = [self._names[id(p)] for p in group["params"]]
             group["params"] = [now[name] for name in names if name in now]  # a stage has its own

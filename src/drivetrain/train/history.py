@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from drivetrain.core.errors import ConfigError, Problem
+
+Mode = Literal["min", "max"]
+"""Whether the lowest or the highest is best."""
 
 
 class StepMetrics(NamedTuple):
@@ -48,10 +54,28 @@ class History:
     """Where this attempt went on from; `steps` begins after it."""
     skipped_steps: int = 0
     """Of the whole run, earlier attempts included: those that fp16's scaler has skipped."""
+    stopped: str = ""
+    """Why the run has ended before its last step; empty when it has not."""
 
-    def summary(self) -> dict[str, int]:
+    def summary(self) -> dict[str, Any]:
         """What is written down when the run is over."""
-        return {"steps": len(self.steps), "skipped_steps": self.skipped_steps}
+        why = {"stopped": self.stopped} if self.stopped else {}
+        return {"steps": len(self.steps), "skipped_steps": self.skipped_steps, **why}
+
+    def best(self, metric: str = "loss", mode: Mode = "min") -> EvaluationResult | None:
+        """The evaluation with the best `metric`, the first of equals; None before there is one."""
+        sign = 1.0 if mode == "min" else -1.0
+        finite = [r for r in self.with_metric(metric) if math.isfinite(r.metrics[metric])]
+        return min(finite, key=lambda result: sign * result.metrics[metric], default=None)
+
+    def with_metric(self, name: str, where: str = "metric") -> list[EvaluationResult]:
+        """The evaluations that have it; ConfigError, naming `where`, when others are all."""
+        found = [result for result in self.evaluations if name in result.metrics]
+        if self.evaluations and not found:
+            names = sorted({each for result in self.evaluations for each in result.metrics})
+            remedy = f"use one of {', '.join(names)}"
+            raise ConfigError([Problem(where, "no evaluation has this metric", remedy, name)])
+        return found
 
     @property
     def losses(self) -> list[float]:

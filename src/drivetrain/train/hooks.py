@@ -13,10 +13,20 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Override what is needed; every method gets the trainer first. Runs on every rank."""
+    """Override what is needed; every method gets the trainer first. Runs on every rank.
+
+    Steps count from 1, here as in History, logs and checkpoints: `step` is the one under way, or
+    the one just made. A hook with `state_dict` and `load_state_dict` is saved with the run.
+    """
+
+    def on_setup(self, trainer: Trainer) -> None:
+        """Model, optimizer and data are made; what a checkpoint holds is loaded after this.
+
+        The place to build what has a state of its own: an EMA of the model, for example.
+        """
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Model, optimizer and data are ready; nothing has been trained."""
+        """All is ready, and restored where the run is resumed; no step has been made."""
 
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
         """Before the first step of an epoch."""

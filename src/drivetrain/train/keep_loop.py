@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
@@ -43,33 +44,40 @@ from drivetrain.train.evaluate import set_training
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Loop
+from drivetrain.train.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.refusals import check_loss
+from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
+from drivetrain.train.several_optimizers import as_one
 from drivetrain.train.task import Loss, LossAndParts, MetricsFunction, Task, Total, split
 from drivetrain.train.watch.non_finite import has_whole_loss_on_host
 
 
 def prepare(
     model: nn.Module | Callable[[], nn.Module],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
     train: Any,
     config: RunConfig | ResolvedConfig | Mapping[str, Any],
     stateful: Mapping[str, Stateful] | None = None,
+    scheduler: LRScheduler | LRSchedule | ScheduleFactory | None = None,
 ) -> KeptLoop:
     """Spread a model and line up the data for a loop of your own.
 
     A model that exists already starts from rank 0's weights on every rank; a function that makes
     one runs under the config's seed. Without an optimizer, AdamW is made from the config. What is
     in `stateful` (anything with state_dict and load_state_dict) is saved and restored with the run.
+    `scheduler` is a torch LR scheduler built on the optimizer, an `LRSchedule` that says when it is
+    stepped, or a function that makes one: `scheduler(optimizer, total_steps)`. `loop.step()` steps
+    it, a ReduceLROnPlateau `loop.evaluate()`; it is saved with the run.
     """
     factory = Prebuilt(model) if isinstance(model, nn.Module) else model
     task = Task(model=factory, loss=_not_asked)
     if optimizer is not None:
         if not isinstance(factory, Prebuilt):
             raise TypeError("an optimizer needs the model it was made for, not a function")
-        task = Task(
-            model=factory, loss=_not_asked, optimizer=GivenOptimizer(optimizer, factory.model)
-        )
+        task = replace(task, optimizer=GivenOptimizer(as_one(optimizer), factory.model))
+    if scheduler is not None:
+        task = replace(task, schedule=as_factory(scheduler))
     resolved = resolve(config)
     if resolved.config.parallel.pp > 1:
         rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
@@ -110,6 +118,8 @@ class KeptLoop:
         """While the loop goes on."""
         self._micro: MicroBatch | None = None
         self._turns_are_done = False
+        self._is_after_step = False
+        """Whether the data stands where the weights do."""
         self._looks_at_losses = has_whole_loss_on_host(assembly)
         self._unreported: list[tuple[str, EvaluationResult, int | None]] = []
         """Evaluations before the loop began."""
@@ -145,10 +155,11 @@ class KeptLoop:
                     try:
                         for turns in loop.steps(assembly.total_steps, config.num_train_epochs):
                             before = self._at.step
+                            self._is_after_step = False
                             yield self._micro_batches(loop, turns)
                     except GeneratorExit:
                         # the script has left its loop: after a step it may, in one it has failed
-                        if self._at.step == before:
+                        if self._at.step == before or not is_left_on_purpose():
                             raise
                         self._left_early(loop, self._attempt)
                 self._attempt.end()
@@ -162,8 +173,9 @@ class KeptLoop:
 
     def _left_early(self, loop: Loop, attempt: Attempt) -> None:
         loop.timer.done(self._at.step)
-        if (left_out := attempt.saver.unsaved()) is not None:
-            attempt.reporter.say(left_out)
+        self._at.stopped = "the script has left its loop"
+        attempt.saver.ended(self._at.stopped)
+        loop.finish()
 
     def _micro_batches(self, loop: Loop, turns: Iterator[Turn]) -> Iterator[Any]:
         self._turns_are_done = False
@@ -204,10 +216,21 @@ class KeptLoop:
             raise RuntimeError("step() was called before all of the step's batches were used")
         self._loop.move()
         self._turns_are_done = False
+        self._is_after_step = True
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step: saved, and finished for good. No step follows.
+
+        Any rank may ask. After an evaluation all of them stop at once; else after the step at which
+        they next ask each other, about a second later at most, and always after the same one.
+        """
+        if self._loop is None:
+            raise RuntimeError("stop() belongs inside `for step in loop.steps()`")
+        self._loop.saver.ask_to_end(reason)
 
     def save(self) -> None:
         """Keep the step that was just done, whatever checkpoint.every_steps says. On every rank."""
-        if self._loop is None or self._at.step == 0 or self._turns_are_done:
+        if self._loop is None or not self._is_after_step:
             raise RuntimeError("save() belongs after step(), inside `for step in loop.steps()`")
         self._loop.log()
         self._loop.saver.save_now()

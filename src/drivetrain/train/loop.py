@@ -11,11 +11,11 @@ Its contract, for every strategy, data source and number of ranks:
             backward, weighted by what is in the batch   # gradients travel in the last turn only
         complete, correct and clip the gradients
         on_before_optimizer_step
-        set the learning rate of this step; optimizer step; zero_grad
+        set the learning rate of this step; optimizer step; zero_grad; step a scheduler
         on_train_batch_end
         every logging_steps:   reduce the open steps' losses over ranks; record; on_log
         every evaluation:      every validation sample once; on_validation_start / _end
-        save, if it is time; stop, if somebody asked for it and all ranks agreed
+        save, if it is time or the best so far; stop, if one asked for it and all ranks agreed
         on_train_epoch_end                               # when the step closes an epoch
 
 `Trainer.fit` drives it with `run`. A loop of one's own is the same loop, driven from outside:
@@ -104,7 +104,8 @@ class Loop:
 
         What belongs between two steps and after the last one is done here.
         """
-        for turns in self.feed.steps(total_steps, num_epochs):
+        # not asked for a step that will not be made: the feed would count it
+        for turns in () if self.saver.ends else self.feed.steps(total_steps, num_epochs):
             self.timer.begin()
             before = self.at.step
             yield turns
@@ -114,6 +115,12 @@ class Loop:
                 self._after_step()
             finally:  # a step that was done is written down, also when it was the last one
                 self.timer.done(self.at.step)
+            if self.saver.ends:
+                break
+        self.finish()
+
+    def finish(self) -> None:
+        """After the last step, whichever it was."""
         self.log()
         self.timer.finish()
         self.logged.end(self.at.step)
@@ -138,10 +145,10 @@ class Loop:
         step = self.at.step
         self.timer.optimizing()
         self.engine.complete_gradients(step)
-        self.notify("on_before_optimizer_step", step)
+        self.notify("on_before_optimizer_step", step + 1)
         self.engine.step(step)
         self.timer.ended()
-        self.notify("on_train_batch_end", step)
+        self.notify("on_train_batch_end", step + 1)
         self.at.step = step + 1
 
     def _after_step(self) -> None:
@@ -173,7 +180,7 @@ class Loop:
 
     def _open_step(self, first: MicroBatch) -> None:
         self._turn_epoch(first.epoch)
-        self.notify("on_train_batch_start", self.at.step)
+        self.notify("on_train_batch_start", self.at.step + 1)
 
     def _turn_epoch(self, epoch: int) -> None:
         if epoch == self.at.epoch:
@@ -181,6 +188,7 @@ class Loop:
         if self.at.epoch >= 0:
             if self.evaluate_every is None:  # a stream's epoch ends when the next one begins
                 self._evaluate()
+            self.engine.learning_rate.after("epoch")
             self.notify("on_train_epoch_end", self.at.epoch)
         if epoch >= 0:
             self.notify("on_train_epoch_start", epoch)
@@ -198,6 +206,7 @@ class Loop:
         if not metrics:
             return
         self.timer.caught_up()
+        self.engine.agree_on_rate()
         self.report(metrics)
         self.notify("on_log", metrics)
         self.logged.note(metrics)

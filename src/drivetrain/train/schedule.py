@@ -1,45 +1,90 @@
-"""Learning rate as a pure function of the step."""
+"""Who sets the learning rate: the config's curve, the user's scheduler, or the user's own code.
+
+A curve is a pure function of the step, the same after a resume and at any number of ranks. A torch
+scheduler (`own_schedule.py`) has a state, which is saved with the run.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.train.several_optimizers import kind_of, members
+
+Occasion = Literal["step", "epoch", "evaluation"]
+_DECAYED_PART = 0.1
+"""Of a run: what wsd's decay takes when decay_steps is left open."""
+_TIMESCALE = 10_000
+"""Of inverse_sqrt without a warm-up."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Warm-up, then constant, linear or cosine. The same at any number of ranks."""
+class RateCurve:
+    """Warm-up, then one of the config's shapes. The same at any number of ranks."""
 
     shape: str
     warmup_steps: int
     total_steps: int | None
     min_ratio: float
+    warmup_ratio: float = 0.0
+    decay_steps: int | None = None
 
     @classmethod
-    def of(cls, optimization: Optimization, total_steps: int | None) -> Schedule:
-        """The schedule a config describes."""
+    def of(cls, optimization: Optimization, total_steps: int | None) -> RateCurve:
+        """The curve a config describes."""
         return cls(
             optimization.lr_scheduler_type,
             optimization.warmup_steps,
             total_steps,
             optimization.min_lr_ratio,
+            optimization.warmup_ratio,
+            optimization.decay_steps,
         )
+
+    @property
+    def warmup(self) -> int:
+        """Its steps; a part of a step counts as a whole one."""
+        if self.warmup_ratio and self.total_steps is not None:
+            return math.ceil(self.warmup_ratio * self.total_steps)
+        return self.warmup_steps
+
+    def is_left_alone(self, step: int) -> bool:
+        """Whether nothing is to be set: from here on a rate stays as it is, whoever has set it."""
+        return self.shape == "none" or (self.shape == "constant" and step >= self.warmup)
 
     def factor(self, step: int) -> float:
         """What the peak learning rate is multiplied by at `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.shape == "constant" or self.total_steps is None:
+        warmup = self.warmup
+        if step < warmup:
+            return (step + 1) / warmup
+        if self.shape == "inverse_sqrt":
+            scale = warmup or _TIMESCALE
+            return max(self.min_ratio, math.sqrt(scale / (scale + step + 1 - warmup)))
+        if self.shape in ("constant", "none"):
             return 1.0
-        span = max(1, self.total_steps - self.warmup_steps)
-        progress = min(1.0, (step - self.warmup_steps) / span)
-        fall = progress if self.shape == "linear" else 0.5 * (1 - math.cos(math.pi * progress))
+        progress = self._fallen(step, warmup)
+        fall = 0.5 * (1 - math.cos(math.pi * progress)) if self.shape == "cosine" else progress
         return 1.0 - (1.0 - self.min_ratio) * fall
+
+    def _fallen(self, step: int, warmup: int) -> float:
+        """How much of the fall is done, 0 to 1."""
+        total = self.total_steps
+        if self.shape == "wsd":
+            if total is None:
+                return 0.0
+            span = self.decay_steps or math.ceil(_DECAYED_PART * total)
+            # the last step is the lowest, as the first of the warm-up is above 0
+            return min(1.0, max(0.0, (step + 1 - (total - span)) / span))
+        if self.decay_steps is None and total is None:
+            return 0.0
+        span = self.decay_steps or max(1, (total or 0) - warmup)
+        return min(1.0, (step - warmup) / span)
 
 
 def batch_size_factor(optimization: Optimization, global_batch_size: int) -> float:
@@ -50,17 +95,132 @@ def batch_size_factor(optimization: Optimization, global_batch_size: int) -> flo
     return ratio if optimization.learning_rate_scaling == "linear" else math.sqrt(ratio)
 
 
+class LearningRate:
+    """As `lr_scheduler_type: none` has it: the rate is the user's, and never touched here."""
+
+    is_the_scripts: bool = True
+    """Whether the user's code decides it, which may know on one rank what others do not."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def before_step(self, step: int) -> None:
+        """Set the rates of `step`, counted from 0."""
+
+    def after(self, occasion: Occasion, metrics: Mapping[str, float] | None = None) -> None:
+        """A step, an epoch or an evaluation is over; what an evaluation has found."""
+
+    def ends_at(self, total_steps: int | None) -> None:
+        """The run's last step, where it has turned out to be another one."""
+
+    def begin_anew(
+        self, num_done: Mapping[Occasion, int], found: list[Mapping[str, float]]
+    ) -> None:
+        """Be where the run is by the settings of now, not by those of a checkpoint."""
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What of it belongs to the run's contract; the config's keys do by themselves."""
+        return {"scheduler.class": "built-in"}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be found again after a resume. The same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The same back."""
+
+    @property
+    def current(self) -> float:
+        """The first group's rate."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
+class CurveRate(LearningRate):
+    """Sets each parameter group's rate: its own peak × the curve's factor."""
+
+    is_the_scripts = False
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, curve: RateCurve, scale: float = 1.0
+    ) -> None:
+        super().__init__(optimizer)
+        _refuse_torch_scheduler(optimizer)
+        _refuse_rates_left_behind(optimizer)
+        self._curve = curve
+        if scale != 1.0:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * scale
+        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self._factor = math.nan
+        self._set: list[Any] | None = None
+        """The rates as they were last set here; None before."""
+        self._is_checked = False
+
+    def ends_at(self, total_steps: int | None) -> None:
+        """The curve falls to there."""
+        self._curve = replace(self._curve, total_steps=total_steps)
+
+    def before_step(self, step: int) -> None:
+        """Where the curve is level nothing is set."""
+        if not self._is_checked:  # built on it since
+            self._is_checked = True
+            _refuse_torch_scheduler(self._optimizer)
+        if self._curve.is_left_alone(step):
+            return
+        factor = self._curve.factor(step)
+        if factor != self._factor:
+            self._refuse_another()
+            self._factor = factor
+            self._set = [peak * factor for peak in self._peaks]
+            for group, rate in zip(self._optimizer.param_groups, self._set, strict=True):
+                group["lr"] = rate
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Other rates have been put into the groups."""
+        del state
+        self._factor, self._set = math.nan, None
+
+    def _refuse_another(self) -> None:
+        """What a script has set would be overwritten."""
+        for group, rate in zip(self._optimizer.param_groups, self._set or (), strict=False):
+            if group["lr"] is not rate and float(group["lr"]) != float(rate):
+                rule = (
+                    f"the script has set lr = {float(group['lr']):g} where the schedule had set "
+                    f"{float(rate):g}, and two cannot set one rate"
+                )
+                remedy = "use none to set it yourself"
+                where = "optimization.lr_scheduler_type"
+                raise ConfigError([Problem(where, rule, remedy, self._curve.shape)])
+
+
 _REMEDY = (
-    "leave torch's out and use optimization.lr_scheduler_type, warmup_steps and min_lr_ratio, "
-    "which are the same after a resume and at any number of ranks"
+    "hand it over, to be stepped and saved with the run: Task(schedule=lambda optimizer, "
+    "total_steps: …) or prepare(…, scheduler=…); or set optimization.lr_scheduler_type=none, and "
+    "step and save it yourself"
 )
+
+
+def refuse_unsaved_scheduler(rate: LearningRate, optimizer: torch.optim.Optimizer) -> None:
+    """In a run that is resumed: one that nobody has saved would begin anew, at its first rate."""
+    if type(rate) is LearningRate and is_scheduled(optimizer):
+        rule = "a torch LR scheduler was built on it that was not saved, and would begin anew"
+        remedy = 'hand it over: prepare(…, scheduler=LRSchedule(scheduler, every="never"))'
+        raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
+
+
+def is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a torch LR scheduler was built on it: what LRScheduler does to the method."""
+    return any(
+        hasattr(each.step, "_wrapped_by_lr_sched") for each in (optimizer, *members(optimizer))
+    )
 
 
 def _refuse_torch_scheduler(optimizer: torch.optim.Optimizer) -> None:
     """It has set its first rate already, which would be taken for the peak of ours."""
-    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # what LRScheduler does to the method
-        rule = "a torch LR scheduler was built on it, and two schedules would set one rate"
-        raise ConfigError([Problem("optimizer", rule, _REMEDY, type(optimizer).__name__)])
+    if is_scheduled(optimizer):
+        rule = "a torch LR scheduler was built on it, and nobody here would step or save it"
+        raise ConfigError([Problem("optimizer", rule, _REMEDY, kind_of(optimizer))])
 
 
 def _refuse_rates_left_behind(optimizer: torch.optim.Optimizer) -> None:
@@ -72,36 +232,4 @@ def _refuse_rates_left_behind(optimizer: torch.optim.Optimizer) -> None:
                 f"(initial_lr = {float(peak):g}) and would be taken for the peak"
             )
             remedy = "set each group's lr to the peak, and initial_lr to the same"
-            raise ConfigError([Problem("optimizer", rule, remedy, type(optimizer).__name__)])
-
-
-class LearningRate:
-    """Sets each parameter group's rate: its own peak × the schedule's factor."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, schedule: Schedule, scale: float = 1.0
-    ) -> None:
-        _refuse_torch_scheduler(optimizer)
-        _refuse_rates_left_behind(optimizer)
-        self._schedule = schedule
-        self._optimizer = optimizer
-        self._peaks = [group["lr"] * scale for group in optimizer.param_groups]
-        self._factor = math.nan
-
-    def ends_at(self, total_steps: int | None) -> None:
-        """The run's last step, where it has turned out to be another one."""
-        self._schedule = replace(self._schedule, total_steps=total_steps)
-
-    def set(self, step: int) -> None:
-        """Set the rates for `step`."""
-        factor = self._schedule.factor(step)
-        if factor != self._factor:
-            _refuse_torch_scheduler(self._optimizer)
-            self._factor = factor
-            for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
-                group["lr"] = peak * factor
-
-    @property
-    def current(self) -> float:
-        """The first group's rate."""
-        return float(self._optimizer.param_groups[0]["lr"])
+            raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 
 from drivetrain.config.schema import Optimization
 from drivetrain.train.outputs import PerSample
+from drivetrain.train.own_schedule import ScheduleFactory
+from drivetrain.train.several_optimizers import as_one
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ LossAndParts = tuple[Loss, Mapping[str, Loss | float]]
 
 LossFunction = Callable[[nn.Module, Any], Loss | LossAndParts]
 MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss | PerSample | float]]
-OptimizerFactory = Callable[[Iterable[nn.Parameter], Optimization], torch.optim.Optimizer]
+OptimizerFactory = Callable[..., torch.optim.Optimizer | Sequence[torch.optim.Optimizer]]
+"""`optimizer(parameters, optimization)`, `(model, optimization)` or `(named_parameters, …)`."""
 
 
 _IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
@@ -48,8 +53,16 @@ _IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
 def adamw(parameters: Iterable[nn.Parameter], optimization: Optimization) -> torch.optim.Optimizer:
     """The default optimizer: AdamW with the config's learning rate and weight decay."""
     foreach, fused = _IMPLEMENTATIONS[optimization.adamw_implementation]
+    trained = list(parameters)
+    groups: list[dict[str, Any]] = [{"params": trained}]
+    if decays_matrices_only(optimization):
+        apart = [p for p in trained if p.dim() < 2]
+        groups = [
+            {"params": [p for p in trained if p.dim() >= 2]},
+            {"params": apart, "weight_decay": 0.0},
+        ]
     return torch.optim.AdamW(
-        parameters,
+        groups,
         lr=optimization.learning_rate,
         weight_decay=optimization.weight_decay,
         foreach=foreach,
@@ -57,15 +70,25 @@ def adamw(parameters: Iterable[nn.Parameter], optimization: Optimization) -> tor
     )
 
 
+def decays_matrices_only(optimization: Optimization) -> bool:
+    """Whether the default optimizer keeps norms and biases in a group of their own."""
+    return optimization.weight_decay > 0 and not optimization.decay_norms_and_biases
+
+
 @dataclass(frozen=True)
 class Task:
-    """Three functions, and optionally others for what evaluation should report.
+    """What is trained: a model and its loss, and optionally how.
 
     Attributes:
         model: Makes the model. Called once per rank, under the run's seed.
         loss: `loss(model, batch)`: a mean over the batch's samples, or a `Total`. With
             `(loss, {"ce": ce, "kl": kl})` its parts are recorded and shown beside it.
-        optimizer: `optimizer(parameters, config.optimization)`; AdamW when left out.
+        optimizer: `optimizer(parameters, config.optimization)`; AdamW when left out. With a first
+            argument called `model` or `named_parameters` it gets those instead, for groups by name;
+            the second may be left out. A list of optimizers is stepped as one: Muon and AdamW.
+        schedule: `schedule(optimizer, total_steps)`: a torch LR scheduler, stepped after each step
+            (ReduceLROnPlateau: each evaluation), or an `LRSchedule` that says when. Saved with the
+            run. The config's schedule when left out.
         metrics: `metrics(model, batch)`: what evaluation reports, by name, as means or Totals;
             the loss alone when left out. An "accuracy" among them becomes `History.best_accuracy`.
             What is a `PerSample` is not averaged, but kept for `summarize`.
@@ -79,6 +102,7 @@ class Task:
     optimizer: OptimizerFactory = adamw
     metrics: MetricsFunction | None = None
     summarize: Any = None
+    schedule: ScheduleFactory | None = None
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample | float]:
         """What evaluation reports on one batch."""
@@ -86,6 +110,28 @@ class Task:
             return self.metrics(model, batch)
         loss, parts = split(self.loss(model, batch))
         return {"loss": loss, **parts}
+
+    def make_optimizer(self, model: nn.Module, optimization: Optimization) -> torch.optim.Optimizer:
+        """Call the user's function with what its arguments are called for.
+
+        A class of torch's, bare or in a partial, has settings of its own as second argument.
+        """
+        made_of = self.optimizer.func if isinstance(self.optimizer, partial) else self.optimizer
+        names = [
+            parameter.name
+            for parameter in inspect.signature(self.optimizer).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        first: Any = [parameter for _, parameter in named]
+        if names[:1] == ["model"]:
+            first = model
+        elif names[:1] == ["named_parameters"]:
+            first = named
+        is_class = isinstance(made_of, type) and issubclass(made_of, torch.optim.Optimizer)
+        wants_section = not is_class and len(names) != 1  # none are those of *arguments
+        made = self.optimizer(first, optimization) if wants_section else self.optimizer(first)
+        return as_one(made)
 
 
 def split(found: Loss | LossAndParts) -> LossAndParts:

@@ -14,7 +14,7 @@ from drivetrain.cluster.environments import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import NotSaved
+from drivetrain.core.errors import ConfigError, NotSaved, Problem
 from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.sources import Source, source_from
@@ -31,8 +31,10 @@ from drivetrain.train.evaluate import predict, set_training
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
+from drivetrain.train.own_schedule import refuse_unstepped
 from drivetrain.train.saving.run_state import RunState
-from drivetrain.train.saving.weights import write_weights
+from drivetrain.train.saving.saver import Saver
+from drivetrain.train.saving.weights import write_best, write_weights
 from drivetrain.train.task import Task
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
 from drivetrain.train.watch.requested import requested_hooks
@@ -62,6 +64,7 @@ class Trainer:
         self._attempt: Attempt | None = None
         """The last one that was trained to its end."""
         self.run_dir: Path | None = None
+        self._saver: Saver | None = None
         self.attempt = 0
         """Which life of the run this is, counted from 1; set by fit()."""
 
@@ -94,15 +97,45 @@ class Trainer:
         began_s = time.perf_counter()
         with process_settings(self.config):
             assembly = assemble(self.task, self.resolved, source)
+            if val is None:
+                refuse_unstepped(assembly.engine.learning_rate)
             self.assembly, self.resolved, self.history = assembly, assembly.resolved, History()
+            self._refuse_no_best(val)
+            HookCaller(self, self.hooks)("on_setup")
             run = RunState(assembly, self.history, self.stateful)
             with open_attempt(assembly, self.history, run, began_s) as attempt:
                 self.run_dir, self.attempt = attempt.directory.path, attempt.number
+                self._saver = attempt.saver
                 self._train(attempt, validation)
                 self.history.total_time = time.perf_counter() - began_s
                 attempt.end()
         self._attempt = attempt
         return self.history
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step: saved, evaluated, and finished for good.
+
+        Any rank may ask. After an evaluation all of them stop at once; else after the step at which
+        they next ask each other, about a second later at most, and always after the same one.
+        """
+        if self._saver is None:
+            raise RuntimeError("stop() belongs into a hook, while fit() trains")
+        self._saver.ask_to_end(reason)
+
+    def _refuse_no_best(self, val: Any) -> None:
+        """`keep_best` goes by evaluations, and a checkpoint is made between two steps."""
+        metric = self.config.checkpoint.keep_best
+        if metric is None or self.assembly is None:
+            return
+        is_stream = self.assembly.feed.plan.length is None
+        rule, remedy = "", ""
+        if val is None:
+            rule, remedy = "fit() has no validation data", "pass some, or leave it out"
+        elif is_stream and self.config.evaluation.every_steps is None:
+            rule = "a stream's epoch is only known to be over in the step after it"
+            remedy = "set evaluation.every_steps"
+        if rule:
+            raise ConfigError([Problem("checkpoint.keep_best", rule, remedy, metric)])
 
     def evaluate(self, val: Any) -> EvaluationResult:
         """Evaluate the trained model on other data; recorded with the run. On every rank."""
@@ -139,6 +172,8 @@ class Trainer:
                 write_weights(assembly, weights)
             raise
         write_weights(assembly, weights)
+        if self.config.checkpoint.keep_best is not None:
+            write_best(assembly.world, attempt.saver, weights.with_name("best.pt"))
 
     def _run(self, loop: Loop, notify: HookCaller, total_steps: int | None) -> None:
         try:
@@ -200,10 +235,28 @@ def kind_of_loop(config: RunConfig) -> type[Loop]:
     return PipelinedLoop
 
 
+class _HookState:
+    """A hook's state; where it cannot be loaded it is said what may be missing."""
+
+    def __init__(self, hook: Any) -> None:
+        self._hook = hook
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._hook.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        try:
+            self._hook.load_state_dict(state)
+        except AttributeError as error:
+            error.add_note("a state is loaded before on_fit_start: build what has one in on_setup")
+            raise
+
+
 def _stateful_hooks(hooks: Sequence[Hook]) -> dict[str, Any]:
     """A hook that has a state is saved with the run."""
     return {
-        f"hook.{index}.{type(hook).__name__}": hook
+        f"hook.{index}.{type(hook).__name__}": _HookState(hook)
         for index, hook in enumerate(hooks)
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict")
     }

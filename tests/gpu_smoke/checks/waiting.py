@@ -55,12 +55,12 @@ class Watch(Hook):
         self.seen: list[Any] = []
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        if step == FIRST:
+        if step - 1 == FIRST:
             self._watching = watching()
             self.seen = self._watching.__enter__()
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if step == LAST:
+        if step - 1 == LAST:
             self._watching.__exit__(None, None, None)
 
 

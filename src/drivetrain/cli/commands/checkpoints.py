@@ -37,6 +37,9 @@ def export(
     address: OneCheckpoint,
     target: Annotated[str, typer.Argument(help="New folder (safetensors) or .pt file to write.")],
     step: Annotated[int | None, typer.Option(help="Step to export; default: the newest.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best by checkpoint.keep_best, not the newest.")
+    ] = False,
     max_shard_gb: Annotated[
         float, typer.Option(help="Largest file; more than this is split.")
     ] = 5.0,
@@ -45,7 +48,7 @@ def export(
     from drivetrain.cli import checkpoint as verbs
 
     with reading(address):
-        code = verbs.export(address, target, step, max_shard_gb)
+        code = verbs.export(address, target, step, max_shard_gb, best=best)
     raise typer.Exit(code)
 
 

@@ -114,7 +114,7 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
         total.backward()
         del total
         seen.begin(trace.optimizer)  # some make their state at once
-        optimizer = subject.optimizer(trained)
+        optimizer = subject.optimizer(model)
         optimizer.step()
         first = len(trace.optimizer.live)
         optimizer.step()  # the first has made its state; what the second needs on top is the cost

@@ -7,7 +7,7 @@ import importlib
 import json
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -201,9 +201,9 @@ def from_script(path: str, words: Sequence[str] = ()) -> Found:
 def _subject_of(name: str, caught: Intercepted) -> Subject:
     task, optimization = caught.task, caught.resolved.config.optimization
 
-    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        make: Callable[..., torch.optim.Optimizer] = task.optimizer
-        return make(parameters, optimization)
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = task.make_optimizer(model, optimization)
+        return made
 
     def batch(samples: int, length: float) -> Any:  # noqa: ARG001 - the data says how long it is
         return caught.batch(samples)

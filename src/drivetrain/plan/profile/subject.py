@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 
-def default_optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """What a task has when it says nothing."""
-    return torch.optim.AdamW(parameters, lr=1e-3)
+    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Subject:
     """A tensor, or a sum with its count."""
     batch: Callable[[int, float], Any]
     """`batch(samples, length)`: plain tensors; `length` is a fraction of the whole."""
-    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] = default_optimizer
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = default_optimizer
     tokens_per_sample: int | None = None
     """For throughput in tokens; None where a sample is no sequence."""
     varies_length: bool = False

@@ -119,7 +119,16 @@ class FlatGroups:
                         value.zero_()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        self._link()
+        self.link()
+
+    def link(self) -> None:
+        """DeepSpeed finds a parameter's part of the state.
+
+        It links by itself when the first of its groups has stepped, and the others have none yet.
+        """
+        if any(self._state(piece) for piece in self.pieces):
+            self._zero._hp_optimizer_states_linked = False  # noqa: SLF001
+            self._zero._lazy_init_hp_params_optimizer_state()  # noqa: SLF001
 
     def _state(self, piece: torch.Tensor) -> dict[str, Any]:
         # not by indexing, which would make an empty entry
@@ -131,10 +140,6 @@ class FlatGroups:
         self._optimizer.param_groups = [groups[index]]
         self._optimizer.step()
         self._optimizer.param_groups = groups
-
-    def _link(self) -> None:
-        """DeepSpeed finds a parameter's part of the new state."""
-        self._zero._lazy_init_hp_params_optimizer_state()  # noqa: SLF001
 
 
 class SubGroups(FlatGroups):
@@ -196,7 +201,7 @@ class SubGroups(FlatGroups):
         self._optimizer.step()
         group["params"] = []
 
-    def _link(self) -> None:
+    def link(self) -> None:
         """Nothing to link: DeepSpeed looks it up each time."""
 
 
@@ -249,6 +254,7 @@ class Shards:
         flat = FlatGroups.of(self.zero, self.stage)
         if make:
             flat.make_state()
+        flat.link()
         state: dict[str, Any] = {}
         for group, members in flat.by_group(self._trained()).items():
             with flat.at_hand(group):

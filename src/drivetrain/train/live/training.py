@@ -126,7 +126,7 @@ class LiveLoop(Loop):
         head = self.dealt.plan.micro_batches(self.at.step, self._seat.rank)[0]
         self.meter.note_batch(head)  # a seat without samples must know the batch's size too
         self._turn_epoch(head.epoch)
-        self.notify("on_train_batch_start", self.at.step)
+        self.notify("on_train_batch_start", self.at.step + 1)
         asked = timer.now()
         for micro, batch in turns:
             timer.waited_for_data(asked)
@@ -147,6 +147,7 @@ class LiveLoop(Loop):
         return {
             "model": {**model.state_dict(), **buffers},  # a forward pass may write to buffers
             "optimizer": self.engine.optimizer.state_dict(),
+            "learning_rate": self.engine.learning_rate.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "past": self.meter.past(),
             "start": list(self.dealt.plan.start),
@@ -156,10 +157,8 @@ class LiveLoop(Loop):
         """Become what another replica is."""
         optimizer = self.engine.optimizer
         self.engine.spread.inner.load_state_dict(state["model"])
-        rates = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate  # follows from the step, and is known to be what it was last set to
+        self.engine.learning_rate.load_state_dict(state["learning_rate"])
         if self.engine.scaler is not None:
             self.engine.scaler.load_state_dict(state["scaler"])
         self.meter.adopt(state["past"])

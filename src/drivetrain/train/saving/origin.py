@@ -21,6 +21,9 @@ from drivetrain.train.contract import agree_on, contract_of
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.run_state import RunState
 
+_SETS_THE_RATE = ("optimiz", "scheduler", "max_steps", "num_train_epochs")
+"""Keys with another value of which an optimizer's groups are other ones."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -46,6 +49,7 @@ def start_from_newest(
     place = storage_at(rule.directory or str(directory.checkpoints))
     checkpointer = Checkpointer(place, rule, world, config.parallel.strategy, contract)
     origin = Origin(checkpointer, rule, directory, run)
+    origin.scales_with_batch = config.optimization.learning_rate_scaling != "none"
     origin.load(world)
     assembly.engine.ends_at(assembly.total_steps)  # another batch size: after other steps
     for result in history.evaluations:
@@ -71,6 +75,8 @@ class Origin:
         self, checkpointer: Checkpointer, rule: Checkpoint, directory: RunDirectory, run: RunState
     ) -> None:
         self.manifest: Manifest | None = None
+        self.scales_with_batch = False
+        """Whether the learning rate goes by the global batch size."""
         self._checkpointer = checkpointer
         self._rule = rule
         self._directory = directory
@@ -99,6 +105,7 @@ class Origin:
         else:
             self.manifest = self._load_from(address)
             self._is_another_run = True
+            self._run.at.stopped = ""  # that one's end
 
     def claim(self) -> int:
         """Own the run, from what was loaded; unless an attempt that still lived has dropped it."""
@@ -113,8 +120,11 @@ class Origin:
 
     def _load_newest(self, checkpointer: Checkpointer) -> Manifest | None:
         manifest = checkpointer.load_newest(self._state)
-        if any(change.key.startswith("optimiz") for change in checkpointer.changes):
-            self._run.take_own_settings()  # accepted: not those of the checkpoint
+        keys = [change.key for change in checkpointer.changes if change.outcome == "accepted"]
+        if any(key.startswith(_SETS_THE_RATE) for key in keys):
+            self._run.begin_schedule_anew()  # accepted: not those of the checkpoint
+        elif "global_batch_size" in keys and self.scales_with_batch:
+            self._run.take_own_settings({"lr"})
         return manifest
 
     def _note(self, world: World, folder: str, changes: Sequence[Change]) -> None:

@@ -20,6 +20,7 @@ _MOST_STEPS = 10_000
 class SyncRequests:
     """What at least one rank wants."""
 
+    finish: bool = False
     stop: bool = False
     save: bool = False
     step_s: float = 0.0
@@ -36,14 +37,19 @@ class RankSync:
         self._mean_step_s = mean_step_s
         self._next = first_step + 1
 
-    def at(self, step: int, *, stop: bool, save: bool) -> SyncRequests | None:
-        """What the ranks want, at steps where they ask; None at the others."""
-        if step < self._next:
+    def at(
+        self, step: int, *, stop: bool, save: bool, finish: bool = False, is_time: bool = False
+    ) -> SyncRequests | None:
+        """What the ranks want, at steps where they ask; None at the others.
+
+        `is_time`: all ranks know of something that asks for it now.
+        """
+        if step < self._next and not is_time:
             return None
         mean_s = self._mean_step_s() or 0.0
-        mine = [float(stop), float(save), mean_s if self._world.is_main else 0.0]
-        stops, saves, step_s = self._world.sum_floats(mine)
+        mine = [float(finish), float(stop), float(save), mean_s if self._world.is_main else 0.0]
+        finishes, stops, saves, step_s = self._world.sum_floats(mine)
         # a host that is ahead of its device asks again, until it knows
         steps = int(SECONDS_BETWEEN / step_s) if step_s else 1
         self._next = step + max(1, min(_MOST_STEPS, steps))
-        return SyncRequests(stops > 0, saves > 0, step_s)
+        return SyncRequests(finishes > 0, stops > 0, saves > 0, step_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from drivetrain.data.stream import StreamFeed
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.optimizer_groups import IMPLEMENTATION
+from drivetrain.train.schedule import Occasion
 
 
 @dataclass
@@ -24,6 +26,8 @@ class Position:
     epoch: int = -1
     evaluated_at: int = -1
     """The step of the last evaluation."""
+    stopped: str = ""
+    """Why no step will follow; empty while the run goes on, or has come to its end."""
 
 
 class RunState:
@@ -36,6 +40,7 @@ class RunState:
         self._history = history
         self._stateful = stateful
         self.at = Position()
+        self._began_s, self._earlier_s = time.perf_counter(), 0.0
         self._settings = [
             {key: value for key, value in group.items() if key != "params"}
             for group in assembly.engine.optimizer.param_groups
@@ -47,6 +52,7 @@ class RunState:
         common: dict[str, Stateful] = {
             "run": Value(self._get_run, self._set_run),
             "feed": feed,
+            "learning_rate": engine.learning_rate,
         }
         own = {**self._stateful, **engine.spread.private_state(engine.optimizer)}
         if engine.scaler is not None:
@@ -68,12 +74,46 @@ class RunState:
         for group, settings in zip(groups, self._settings, strict=True):
             group.update({k: v for k, v in settings.items() if keys is None or k in keys})
 
+    def begin_schedule_anew(self) -> None:
+        """Let the learning rate be what the settings of now make of it, not those of before."""
+        self.take_own_settings()
+        num_done: dict[Occasion, int] = {"step": self.at.step, "epoch": max(0, self.at.epoch)}
+        found = [result.metrics for result in self._history.evaluations if result.step]
+        self._assembly.engine.learning_rate.begin_anew(num_done, found)
+
     def position(self, step: int) -> dict[str, Any]:
         """What the manifest says of where the run stands."""
         return {"step": step, "epoch": self.at.epoch, "samples": self._samples(step)}
 
+    @property
+    def keeps_objects(self) -> bool:
+        """Whether the user has handed something over to be saved."""
+        return bool(self._stateful)
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the run so far, earlier attempts included; these only under max_time_s."""
+        return self._earlier_s + time.perf_counter() - self._began_s
+
+    def note_end(self, reason: str) -> None:
+        """Why it ends before its last step."""
+        self._history.stopped = reason
+
+    def best(self) -> EvaluationResult | None:
+        """By what `keep_best` goes by; ConfigError where it is none of the metrics there are."""
+        rule = self._assembly.config.checkpoint
+        if rule.keep_best is None:
+            return None
+        self._history.with_metric(rule.keep_best, "checkpoint.keep_best")
+        return self._history.best(rule.keep_best, rule.keep_best_mode)
+
     def _get_run(self) -> dict[str, Any]:
+        best = self.best()
+        # the time is never the same twice: only where it decides something
+        is_limited = self._assembly.config.max_time_s is not None
         return {
+            **({"seconds": self.seconds} if is_limited else {}),
+            **({} if best is None else {"best_step": best.step}),
             "at": asdict(self.at),
             "skipped_steps": self._history.skipped_steps,
             "evaluations": [
@@ -85,7 +125,9 @@ class RunState:
     def _set_run(self, run: dict[str, Any]) -> None:
         for name, value in run["at"].items():
             setattr(self.at, name, value)
+        self._earlier_s = run.get("seconds", 0.0)
         self._history.resumed_step = self.at.step
+        self._history.stopped = self.at.stopped
         self._history.skipped_steps = run.get("skipped_steps", 0)
         # the checkpoint's groups have been put back before this
         self.take_own_settings(IMPLEMENTATION)

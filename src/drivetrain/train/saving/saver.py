@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 
 from drivetrain.checkpoint.checkpointer import Saved
+from drivetrain.checkpoint.manifest import Manifest
+from drivetrain.checkpoint.storage import Storage
 from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
 from drivetrain.parallel.world import LiveWorld
@@ -23,6 +25,7 @@ from drivetrain.train.saving.origin import Start, note_score
 from drivetrain.train.saving.rank_sync import RankSync
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.timetable import Timetable
+from drivetrain.train.schedule import refuse_unsaved_scheduler
 
 _LAST_TRIES, _PAUSE_S = 3, 2.0
 Say = Callable[[str], None]
@@ -60,6 +63,12 @@ class Saver:
         self._last_saved = -1 if self._newest_saved is None else self._newest_saved
         self._problem = ""
         self._is_writer = False
+        self._max_time_s = assembly.config.max_time_s
+        self._wanted_end = ""
+        """Why this rank wants the run to end."""
+        self._ends = False
+        self._evaluated_at = -1
+        """After which step."""
 
     def begin(self) -> None:
         """The run is about to step: listen, and say where it goes on from."""
@@ -74,8 +83,33 @@ class Saver:
             self._say(f"resumed: after step {step}, from {start.manifest.folder}")
             for change in self._checkpointer.changes:
                 self._say(f"changed since: {change}")
+            if not self._run.keeps_objects:
+                refuse_unsaved_scheduler(self._engine.learning_rate, self._engine.optimizer)
         elif start.note:
             self._say(start.note)
+        if self.at.stopped:
+            self._ends = True
+            self._say(
+                f"this run was stopped after step {step} ({self.at.stopped}); to train on, start "
+                "another one with checkpoint.resume_from"
+            )
+        elif self._is_out_of_time():
+            self._ends = True
+
+    def ask_to_end(self, reason: str) -> None:
+        """End the run once all ranks know of it; it is finished then, not interrupted."""
+        if isinstance(self._world, LiveWorld):
+            rule, remedy = "replicas cannot agree on an early end", "set max_steps"
+            raise ConfigError([Problem("fault_tolerance", rule, remedy, "live")])
+        self._wanted_end = self._wanted_end or reason or "no reason was given"
+
+    @property
+    def ends(self) -> bool:
+        """Whether no step follows: all ranks have agreed on it."""
+        return self._ends
+
+    def _is_out_of_time(self) -> bool:
+        return self._max_time_s is not None and self._run.seconds >= self._max_time_s
 
     def after_step(self, step: int, log: Callable[[], None]) -> None:
         """Between two steps: save if it is time, stop if somebody asks for it.
@@ -85,10 +119,17 @@ class Saver:
         self._page.note(Phase.STEPPING, step)
         self._note(self._checkpointer.poll())
         wishes = self._pulse.at(
-            step, stop=self._stop.received is not None, save=self._timetable.wants_retry
+            step,
+            finish=bool(self._wanted_end) or (self._world.is_main and self._is_out_of_time()),
+            stop=self._stop.received is not None,
+            save=self._timetable.wants_retry,
+            is_time=self._evaluated_at == step,
         )
-        is_due = self._timetable.is_due(step)
+        is_due = self._timetable.is_due(step) or self._is_best(step)
         if wishes is not None:
+            if wishes.finish:
+                self._agree_on_end()
+                return  # what is left to do, saving included, is the loop's ending
             if wishes.stop:
                 log()
                 self._stop_here(step)
@@ -99,6 +140,20 @@ class Saver:
             log()
             with self._timer.saving():
                 self.save(step)
+
+    def _agree_on_end(self) -> None:
+        """The first rank's reason; a clock's end is no decision, and more time can be given."""
+        rank = self._world.first_with(bool(self._wanted_end))
+        reason = f"max_time_s = {self._max_time_s} is over"
+        if rank is not None:
+            reason = self.at.stopped = self._world.agree(self._wanted_end, speaker=rank)
+        self.ended(reason)
+
+    def ended(self, reason: str) -> None:
+        """No step follows. Where this rank alone says so, all others do too."""
+        self._ends = True
+        self._run.note_end(reason)
+        self._say(f"stopped: after step {self.at.step}: {reason}")
 
     def _before_change(self) -> None:
         """The weights are about to move: what is still being copied of them comes first."""
@@ -157,15 +212,6 @@ class Saver:
         if not self._insist():
             raise NotSaved(self._world.agree(self._what_is_missing()))
 
-    def unsaved(self) -> str | None:
-        """What to say when a script leaves its loop after a step that is in no checkpoint."""
-        if self._rule.every_steps is None or self._last_saved == self.at.step:
-            return None
-        return (
-            f"warning: the loop was left after step {self.at.step}, of which there is no "
-            "checkpoint; call loop.save() before `break` to keep it"
-        )
-
     def _insist(self) -> bool:
         """Whether the last step was saved, at last."""
         for left in reversed(range(_LAST_TRIES)):
@@ -191,8 +237,25 @@ class Saver:
         self._page.close()
 
     def score(self, result: EvaluationResult) -> None:
-        """Remember what `keep_best` goes by."""
+        """Remember what `keep_best` goes by; the best so far is saved when its step is over."""
+        self._evaluated_at = result.step
         note_score(self._checkpointer, self._rule, result)
+
+    def _is_best(self, step: int) -> bool:
+        """Whether this step was evaluated, and better than all before."""
+        best = self._run.best() if self._evaluated_at == step else None
+        return best is not None and best.step == step
+
+    @property
+    def storage(self) -> Storage:
+        """Where the checkpoints are."""
+        return self._checkpointer.place
+
+    def best_checkpoint(self) -> Manifest | None:
+        """Of the best evaluation; None where there is none. On rank 0."""
+        best = self._run.best()
+        good = self._checkpointer.good() if best is not None else []
+        return next((m for m in good if best is not None and m.step == best.step), None)
 
     def _stop_here(self, step: int) -> None:
         """All ranks, at the same step: save, and leave with the code that means "resume me"."""

@@ -24,16 +24,16 @@ class Timetable:
 
     def begin(self, step: int) -> None:
         """At multiples of the interval, wherever the run goes on from."""
-        if isinstance(self._every, int):
-            self._next = step - step % self._every + self._every
+        self.settle_next(step)
 
     def is_due(self, step: int) -> bool:
         """Not only at the very step: a live replica may have been healed to beyond it."""
         return self._next is not None and step >= self._next
 
     def settle_next(self, step: int) -> None:
-        """A number of steps on; with `auto` it is settled at the next pulse."""
-        self._next = step + self._every if isinstance(self._every, int) else None
+        """The next multiple, whatever was saved between; with `auto`, the next pulse settles it."""
+        every = self._every
+        self._next = step - step % every + every if isinstance(every, int) else None
 
     @property
     def wants_interval(self) -> bool:

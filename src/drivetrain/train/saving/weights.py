@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 
+from drivetrain.checkpoint.export import export_weights
 from drivetrain.checkpoint.failures import reason
+from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.files import beside, make_folder, sync_path
+from drivetrain.parallel.world import World
 from drivetrain.train.assemble import Assembly
+from drivetrain.train.saving.saver import Saver
 
 
 def write_weights(assembly: Assembly, path: Path) -> None:
@@ -22,6 +26,22 @@ def write_weights(assembly: Assembly, path: Path) -> None:
         raise NotSaved(
             f"the trained weights could not be written to {path} ({problem}); make room, or see "
             "that it can be written, and run the same command again"
+        )
+
+
+def write_best(world: World, saver: Saver, path: Path) -> None:
+    """The best checkpoint's weights beside the last ones. Rank 0 reads and writes them."""
+    problem = ""
+    if world.is_main and (manifest := saver.best_checkpoint()) is not None:
+        try:
+            path.unlink(missing_ok=True)
+            export_weights(saver.storage, manifest, path)
+        except (OSError, RuntimeError, DamagedCheckpoint) as error:
+            problem = reason(error)
+    if problem := world.agree(problem):
+        raise NotSaved(
+            f"the best weights could not be written to {path} ({problem}); make room, or see that "
+            "it can be written; `drivetrain checkpoint export --best` makes them too"
         )
 
 

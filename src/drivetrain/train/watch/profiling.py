@@ -39,12 +39,12 @@ class Profiling(Hook):
         self._rank = 0 if trainer.assembly is None else trainer.assembly.world.rank
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """`step` counts from 0."""
-        if not self._request.wants(self._rank, step + 1):
+        """Is it one of those that were asked for?"""
+        if not self._request.wants(self._rank, step):
             return
         if self._profiler is None:
             self._begin()
-        self._step = record_function(f"step {step + 1}")
+        self._step = record_function(f"step {step}")
         self._step.__enter__()
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
@@ -52,7 +52,7 @@ class Profiling(Hook):
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-        if self._profiler is not None and not self._request.wants(self._rank, step + 2):
+        if self._profiler is not None and not self._request.wants(self._rank, step + 1):
             self._end()
 
     def on_fit_end(self, trainer: Trainer) -> None:  # noqa: ARG002

@@ -35,9 +35,9 @@ class Witness(Hook):
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
         """One line, at once: the process may be gone a microsecond later."""
         if trainer.assembly is not None:
-            ids = list(SEEN) or trainer.assembly.feed.sample_ids(step)
+            ids = list(SEEN) or trainer.assembly.feed.sample_ids(step - 1)
             SEEN.clear()
-            line = json.dumps({"attempt": self._attempt, "step": step + 1, "ids": ids})
+            line = json.dumps({"attempt": self._attempt, "step": step, "ids": ids})
             os.write(self._file, f"{line}\n".encode())
 
 

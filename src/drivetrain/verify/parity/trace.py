@@ -42,7 +42,7 @@ class Nudged(Hook):
         """Each element goes up or down by a few units in its last place, or stays."""
         if trainer.assembly is None:
             return
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator().manual_seed(step - 1)
         for parameter in trainer.assembly.engine.spread.inner.parameters():
             gradient = parameter.grad
             if gradient is None:
@@ -169,8 +169,8 @@ class Trace(Hook):
         self._before = _faint_elements(self._parameters, gradients)
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """Steps are counted from 1."""
-        self._step = step + 1
+        """What is noted from here on is this step's."""
+        self._step = step
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
         """What the optimizer worked with, and what it left."""
