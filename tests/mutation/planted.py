@@ -12,38 +12,38 @@ _CHECKPOINT = "src/drivetrain/checkpoint"
 _PLANTED = (
     (
         "a stream is not synced",
-        f"{_CHECKPOINT}/place.py",
-        "LocalPlace.writing",
+        f"{_CHECKPOINT}/storage.py",
+        "LocalStorage.writing",
         "            yield file\n            file.flush()\n            os.fsync(file.fileno())\n",
         "            yield file\n            file.flush()\n",
     ),
     (
         "a folder is not synced after a rename",
-        f"{_CHECKPOINT}/place.py",
-        "LocalPlace.put",
+        f"{_CHECKPOINT}/storage.py",
+        "LocalStorage.put",
         "            partial.replace(path)\n        sync_path(path.parent)\n",
         "            partial.replace(path)\n",
     ),
     (
         "a folder is not synced after a link",
-        f"{_CHECKPOINT}/place.py",
-        "LocalPlace.create",
+        f"{_CHECKPOINT}/storage.py",
+        "LocalStorage.create",
         "                return self._create_without_links(path, data)\n"
         "        sync_path(path.parent)\n",
         "                return self._create_without_links(path, data)\n",
     ),
     (
         "a file without links is not synced",
-        f"{_CHECKPOINT}/place.py",
-        "LocalPlace._create_without_links",
+        f"{_CHECKPOINT}/storage.py",
+        "LocalStorage._create_without_links",
         "                file.write(data)\n                file.flush()\n"
         "                os.fsync(file.fileno())\n",
         "                file.write(data)\n",
     ),
     (
         "a deleted manifest is not synced",
-        f"{_CHECKPOINT}/place.py",
-        "LocalPlace.remove",
+        f"{_CHECKPOINT}/storage.py",
+        "LocalStorage.remove",
         "            sync_path(path.parent)  # what is deleted next must not be gone before it\n",
         "",
     ),
