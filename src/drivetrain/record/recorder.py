@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from drivetrain.core.errors import Preempted
-from drivetrain.record.sinks import Outcome, Scalars, Sink, as_json
+from drivetrain.record.sinks import Medium, Outcome, Scalars, Sink, as_json
 from drivetrain.record.step_file import SECONDS, StepTimes, StepWriter
 from drivetrain.record.system import SystemWatch, is_available
 
@@ -133,11 +133,19 @@ class Recorder:
         self._at_step = 0
         self._unreported: list[StepTimes] = []
 
-    def _outbox(self, sink: Sink) -> Outbox[Scalars]:
+    def _outbox(self, sink: Sink) -> Outbox[Scalars | Medium]:
         def close() -> None:  # in the thread, too: a server that does not answer holds up nobody
             sink.close(self._outcome)
 
-        return Outbox(f"sink {sink.name}", sink.write, every_s=sink.every_s, at_end=close)
+        def write(batch: Sequence[Scalars | Medium]) -> None:
+            scalars = [each for each in batch if not isinstance(each, Medium)]
+            if scalars:
+                sink.write(scalars)
+            for each in batch:
+                if isinstance(each, Medium):
+                    sink.write_medium(each)  # type: ignore[attr-defined]  # only who has one
+
+        return Outbox(f"sink {sink.name}", write, every_s=sink.every_s, at_end=close)
 
     def step(self, times: StepTimes) -> None:
         """Where a step's seconds went; its start read from `time.perf_counter()`."""
@@ -175,6 +183,22 @@ class Recorder:
         if self._events is not None:
             self._events.put(("scalars", step, now_s, as_json(values)))
         self._show(step, now_s, values)
+
+    def medium(self, step: int, name: str, content: Any) -> bool:
+        """A text, or an image as rows of pixels; whether it is kept anywhere."""
+        now_s = self._epoch_s + time.perf_counter()
+        is_text = isinstance(content, str)
+        if is_text and self._events is not None:
+            fields = {"step": step, "name": name, "text": content}
+            self._events.put(("instant", "text", now_s, fields))
+        takers = [
+            outbox
+            for sink, outbox in zip(self._sinks, self._outboxes, strict=True)
+            if ("text" if is_text else "image") in getattr(sink, "media", ())
+        ]
+        for outbox in takers:
+            outbox.put(Medium(step, now_s, name, content))
+        return is_text or bool(takers)
 
     def show(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Numbers for the sinks alone; without a step they belong to the present one."""

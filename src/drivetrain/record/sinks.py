@@ -13,7 +13,7 @@ import re
 import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from drivetrain.core.files import write_whole
 from drivetrain.core.requirements import require
@@ -23,13 +23,32 @@ Scalars = tuple[int, float, dict[str, float]]
 """(step, seconds since the epoch, values by name)"""
 
 
+class Medium(NamedTuple):
+    """A text, or an image as an array of bytes in rows, columns and colours."""
+
+    step: int
+    time_s: float
+    name: str
+    content: Any
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.content, str)
+
+    @property
+    def file_name(self) -> str:
+        """For stores of files: one for each name and step."""
+        return f"{self.name}/{self.step}.{'txt' if self.is_text else 'png'}"
+
+
 Outcome = Literal["finished", "failed", "preempted"]
 
 
 class Sink(Protocol):
     """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on.
 
-    Rank 0 has one; a class with `per_node = True` has one on every node.
+    Rank 0 has one; a class with `per_node = True` has one on every node. One that can show texts or
+    images has a `write_medium(medium)`, too, and says which in `media`: "text", "image".
     """
 
     name: str
@@ -91,6 +110,12 @@ class JsonlSink:
             self._file.write(json.dumps({"step": step, "time_s": time_s, **as_json(values)}) + "\n")
         self._file.flush()
 
+    media = ("text",)
+
+    def write_medium(self, medium: Medium) -> None:
+        line = {"step": medium.step, "time_s": medium.time_s, medium.name: medium.content}
+        self._file.write(json.dumps(line) + "\n")
+
     def close(self, outcome: Outcome) -> None:  # noqa: ARG002
         self._file.close()
 
@@ -123,6 +148,15 @@ class TensorBoardSink:
             points = [Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
             self._events.add_summary(Summary(value=points), step, time_s)
         self._writer.flush()
+
+    media = ("text", "image")
+
+    def write_medium(self, medium: Medium) -> None:
+        step, time_s, name, content = medium
+        if medium.is_text:
+            self._writer.add_text(name, content, step, time_s)
+        else:
+            self._writer.add_image(name, content, step, time_s, dataformats="HWC")
 
     def close(self, outcome: Outcome) -> None:  # noqa: ARG002
         """Flush and close the event file."""
@@ -245,6 +279,13 @@ class MLflowSink:
         for start in range(0, len(metrics), _MOST_METRICS):
             client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
 
+    media = ("text", "image")
+
+    def write_medium(self, medium: Medium) -> None:
+        client = self._open()
+        store = client.log_text if medium.is_text else client.log_image
+        store(self._run_id, medium.content, medium.file_name)
+
     def close(self, outcome: Outcome) -> None:
         """Leave the attempts' own accounts there, and say how it ended."""
         client = self._open()
@@ -345,6 +386,15 @@ class WandbSink:
         run = self._open()
         for step, _, values in batch:
             run.log({**values, "step": step})
+
+    media = ("text", "image")
+
+    def write_medium(self, medium: Medium) -> None:
+        import wandb
+
+        run = self._open()
+        shown = medium.content if medium.is_text else wandb.Image(medium.content)
+        run.log({medium.name: shown, "step": medium.step})
 
     def close(self, outcome: Outcome) -> None:
         if self._run is not None:

@@ -148,8 +148,8 @@ class Loop:
         self.notify("on_before_optimizer_step", step + 1)
         self.engine.step(step)
         self.timer.ended()
-        self.notify("on_train_batch_end", step + 1)
         self.at.step = step + 1
+        self.notify("on_train_batch_end", step + 1)
 
     def _after_step(self) -> None:
         if self.at.step % self.logging_steps == 0:

@@ -31,9 +31,9 @@ from drivetrain.train.evaluate import predict, set_training
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
+from drivetrain.train.own_records import log_image, log_scalars, log_text
 from drivetrain.train.own_schedule import refuse_unstepped
 from drivetrain.train.saving.run_state import RunState
-from drivetrain.train.saving.saver import Saver
 from drivetrain.train.saving.weights import write_best, write_weights
 from drivetrain.train.task import Task
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
@@ -63,8 +63,9 @@ class Trainer:
         self.assembly: Assembly | None = None
         self._attempt: Attempt | None = None
         """The last one that was trained to its end."""
+        self._open: Attempt | None = None
+        """The one under way."""
         self.run_dir: Path | None = None
-        self._saver: Saver | None = None
         self.attempt = 0
         """Which life of the run this is, counted from 1; set by fit()."""
 
@@ -105,8 +106,11 @@ class Trainer:
             run = RunState(assembly, self.history, self.stateful)
             with open_attempt(assembly, self.history, run, began_s) as attempt:
                 self.run_dir, self.attempt = attempt.directory.path, attempt.number
-                self._saver = attempt.saver
-                self._train(attempt, validation)
+                self._open = attempt
+                try:
+                    self._train(attempt, validation)
+                finally:
+                    self._open = None
                 self.history.total_time = time.perf_counter() - began_s
                 attempt.end()
         self._attempt = attempt
@@ -118,9 +122,7 @@ class Trainer:
         Any rank may ask. After an evaluation all of them stop at once; else after the step at which
         they next ask each other, about a second later at most, and always after the same one.
         """
-        if self._saver is None:
-            raise RuntimeError("stop() belongs into a hook, while fit() trains")
-        self._saver.ask_to_end(reason)
+        self._fitting("stop").saver.ask_to_end(reason)
 
     def _refuse_no_best(self, val: Any) -> None:
         """`keep_best` goes by evaluations, and a checkpoint is made between two steps."""
@@ -153,6 +155,26 @@ class Trainer:
         feed = make_evaluation_feed(source_from(data, self.config.data), assembly, whole=True)
         with assembly.engine.autocast:
             return predict(function, assembly.engine.spread, feed, assembly.world)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record numbers of your own at the present step, in every sink; rank 0's are kept."""
+        log_scalars(self._fitting("log"), values)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Record a text at the present step: in the run's events, and in sinks that take texts."""
+        log_text(self._fitting("log_text"), name, text)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Record an image at the present step, in sinks that take images.
+
+        A tensor (colours, rows, columns) or an array (rows, columns, colours), in 0 to 1 or bytes.
+        """
+        log_image(self._fitting("log_image"), name, image)
+
+    def _fitting(self, what: str) -> Attempt:
+        if self._open is None:
+            raise RuntimeError(f"{what}() belongs into a hook, while fit() trains")
+        return self._open
 
     def _fitted(self, what: str) -> Attempt:
         if self._attempt is None:

@@ -24,6 +24,7 @@ class Reporter:
         )
         self._tokens_per_s_at_peak = tokens_per_s_at_peak(assembly)
         self._unsaid = unknown_peak(assembly)
+        self._said: set[str] = set()
         self._began_s = self._last_s = time.perf_counter()
 
     def begin(self, run_dir: Path | None) -> None:
@@ -94,6 +95,11 @@ class Reporter:
     def say(self, message: str) -> None:
         """A line that stays, on rank 0."""
         self._progress.say(message)
+
+    def say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._progress.say(message)
 
     def close(self) -> None:
         """Give the terminal back."""
