@@ -201,20 +201,6 @@ def test_an_error_of_the_users_that_comes_again_in_the_same_words_is_not_tried_a
     assert decide(end, [End(EndKind.FAILED, 3, fault=other)], Budgets()).restart
 
 
-def test_a_mistake_before_the_first_step_is_not_tried_again() -> None:
-    first = End(EndKind.FAILED, 0, fault="ValueError at train.py:3 in f")
-    assert not decide(first, [], Budgets()).restart
-    assert decide(End(EndKind.FAILED, 0), [], Budgets()).restart  # it may pass
-    assert decide(first, [End(EndKind.FAILED, 7)], Budgets()).restart  # it has been further
-
-
-def test_who_only_noticed_is_not_blamed() -> None:
-    lost = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
-    failure = RankFailure(0, 10, 1, f"{lost}\nraised by the evaluation after step 4")
-    assert failure.is_collateral
-    assert failure.fault == ""
-
-
 def test_what_is_written_down_of_a_failure_has_no_secrets(tmp_path: Path) -> None:
     session, run = tmp_path / "session", RunDirectory(tmp_path / "run")
     session.mkdir()

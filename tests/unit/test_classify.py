@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from drivetrain.record.session import Phase, RankProgress
@@ -12,7 +14,7 @@ from drivetrain.supervise.failures.failure import (
     verdict,
     was_aborted,
 )
-from drivetrain.supervise.policy import End, EndKind
+from drivetrain.supervise.policy import Budgets, End, EndKind, decide
 
 PEER_GONE = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
 STARTING, STEPPING = (
@@ -167,3 +169,65 @@ def test_a_script_that_does_not_train_is_known_as_one() -> None:
     end = classify(failed(1), [None], trains=False, has_peers=False)
     assert (end.kind, end.step, end.trains) == (EndKind.START_UP, 0, False)
     assert of(failed(1), STARTING, RankProgress(7, Phase.SAVING, 1, 0.0)).kind is EndKind.FAILED
+
+
+MISTAKES = [
+    *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "IndexError"),
+    *("IndentationError", "KeyError", "ModuleNotFoundError", "NameError", "RecursionError"),
+    *("NotImplementedError", "SyntaxError", "TypeError", "UnboundLocalError", "ValueError"),
+    *("RuntimeError", "ZeroDivisionError"),
+]
+AT = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 7, in step\n    f()\n'
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_of_the_code_is_one_by_its_type(name: str) -> None:
+    assert RankFailure(0, 10, 1, f"{AT}{name}: a: b").fault.startswith(f"{name} at ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: CUDA error: an illegal memory access",
+        "RuntimeError: cuda out of MEMORY: tried",
+        "torch.OutOfMemoryError: device 0",
+        "ValueError: no such device: 3",
+        "OSError: no route to host",
+        "KeyboardInterrupt",
+    ],
+)
+def test_what_the_world_around_it_did_is_no_mistake(said: str) -> None:
+    assert RankFailure(0, 10, 1, f"{AT}{said}").fault == ""
+
+
+def test_a_rank_that_said_nothing_has_nothing_to_show() -> None:
+    failure = RankFailure(3, 13, 1)
+    assert (failure.error, failure.said, failure.fault, failure.at_s) == ("", "", "", 0.0)
+    assert "\n" not in verdict([failure], "node-1")
+
+
+def test_the_whole_traceback_is_named_where_a_part_is_shown() -> None:
+    library = '  File "/x/site-packages/torch/nn.py", line 1, in call\n    g()\n'
+    raised = '  File "/home/me/train.py", line 9, in g\n    raise ValueError\n'
+    failure = RankFailure(0, 10, 1, f"{AT}{library}{raised}ValueError: wrong")
+    text = verdict([failure], "node-1", Path("tracebacks/0.txt"))
+    head, _, shown = text.partition("\n\n")
+    assert head.startswith("rank 0 (pid 10, node-1) failed first")
+    assert head.endswith("(only your own calls are shown; the whole traceback: tracebacks/0.txt)")
+    assert "site-packages" not in shown
+    plain = RankFailure(0, 10, 1, f"{AT}ValueError: wrong")
+    assert "only your own calls" not in verdict([plain], "node-1", Path("tracebacks/0.txt"))
+
+
+def test_a_mistake_before_the_first_step_is_not_tried_again() -> None:
+    first = End(EndKind.FAILED, 0, fault="ValueError at train.py:3 in f")
+    assert not decide(first, [], Budgets()).restart
+    assert decide(End(EndKind.FAILED, 0), [], Budgets()).restart  # it may pass
+    assert decide(first, [End(EndKind.FAILED, 7)], Budgets()).restart  # it has been further
+
+
+def test_who_only_noticed_is_not_blamed() -> None:
+    lost = "Traceback …\nRuntimeError: [..] Connection closed by peer [127.0.0.1]:4321"
+    failure = RankFailure(0, 10, 1, f"{lost}\nraised by the evaluation after step 4")
+    assert failure.is_collateral
+    assert failure.fault == ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -142,155 +143,160 @@ FSDP, BITWISE = "parallel.strategy=fsdp", "reproducibility=bitwise"
 ZERO = "parallel.strategy=deepspeed"
 
 
-@pytest.mark.parametrize(
-    ("words", "keys"),
-    [
-        # the run's name
-        (["name=a/b"], []),
-        (["name=/etc"], ["name"]),
-        (["name=."], ["name"]),
-        (["name=a/../../b"], ["name"]),
-        (["name=" + "x" * 200], []),
-        (["name=" + "x" * 201], ["name"]),
-        (["name=a\x1bb"], ["name"]),
-        # lengths and sizes
-        (["optimization.warmup_steps=10"], []),
-        (["optimization.learning_rate_scaling=sqrt"], ["optimization.learning_rate_scaling"]),
-        (["optimization.learning_rate_scaling=sqrt", "optimization.base_batch_size=8"], []),
-        (["micro_batch_size=0"], ["micro_batch_size"]),
-        (["micro_batch_size=1"], []),
-        (["micro_batch_size=64", BITWISE], []),
-        # copies and shards
-        (["parallel.dp_replicate=0"], ["parallel.dp_replicate"]),
-        (["parallel.dp_replicate=1", "parallel.dp_shard=1"], []),
-        (["parallel.dp_shard=0", FSDP], ["parallel.dp_shard"]),
-        (["parallel.dp_shard=2", FSDP], []),
-        (["parallel.dp_shard=2", ZERO], []),
-        # axes that divide the model
-        (["parallel.tp=2"], []),
-        (["parallel.tp=2", "parallel.strategy=local_sgd"], ["parallel.tp"]),
-        (["parallel.pp=2", "parallel.strategy=local_sgd"], ["parallel.pp"]),
-        (["parallel.cp=2"], ["parallel.cp"]),
-        (["parallel.cp=2", FSDP], []),
-        (["parallel.tp=2", "precision.dtype=fp16"], ["precision.dtype"]),
-        (["precision.dtype=fp16"], []),
-        (["parallel.tp=2", "fault_tolerance=live"], ["fault_tolerance"]),
-        (["fault_tolerance=live"], []),
-        # pipelines
-        (["parallel.pp=2", FSDP], []),
-        *(
-            (["parallel.pp=2", *strategy, f"parallel.pipeline.schedule={schedule}"], wrong)
-            for schedule in ("zero_bubble", "zbv", "dualpipev")
-            for strategy, wrong in (([FSDP], ["parallel.pipeline.schedule"]), ([], []))
-        ),
-        ([FSDP, "parallel.pipeline.schedule=zbv"], []),
-        *(
-            (["parallel.pp=2", FSDP, word], [word.partition("=")[0]])
-            for word in (
-                "parallel.tensor.loss_parallel=true",
-                "parallel.tensor.sequence_parallel=true",
-                "parallel.cp=2",
-                "compile.enabled=true",
-            )
-        ),
-        (["compile.enabled=true", "parallel.tensor.loss_parallel=true"], []),
-        # memory
-        (["memory.offload=cpu"], ["memory.offload"]),
-        (["memory.offload=cpu", FSDP], []),
-        # the same bits
-        ([BITWISE, "micro_batch_size=8", FSDP], ["reproducibility"]),
-        ([BITWISE, "micro_batch_size=8", "parallel.tp=2"], ["parallel.tp"]),
-        (
-            [BITWISE, "micro_batch_size=8", "parallel.tp=2", "parallel.pp=2"],
-            ["parallel.tp", "parallel.pp"],
-        ),
-        (
-            [BITWISE, "micro_batch_size=8", "data.iterable_sharding=own_shard"],
-            ["data.iterable_sharding"],
-        ),
-        (["data.iterable_sharding=own_shard"], []),
-        (
-            [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=max-autotune"],
-            ["compile.mode"],
-        ),
-        ([BITWISE, "micro_batch_size=8", "compile.enabled=true"], []),
-        ([BITWISE, "micro_batch_size=8", "compile.mode=max-autotune"], []),
-        (
-            [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=default"],
-            [],
-        ),
-        # compression
-        (["communication.compression=topk"], []),
-        ([FSDP, "communication.compression=none"], []),
-        (
-            ["communication.compression=topk", BITWISE, "micro_batch_size=8"],
-            ["communication.compression"],
-        ),
-        (["communication.compression=topk", "fault_tolerance=live"], ["communication.compression"]),
-        (
-            ["communication.compression=topk", "precision.dtype=fp16"],
-            ["communication.compression"],
-        ),
-        (["communication.compression=fp16", "precision.dtype=fp16"], []),
-        (
-            [
-                "communication.compression=auto",
-                "communication.allow=[powersgd]",
-                "precision.dtype=fp16",
-            ],
-            ["communication.compression"],
-        ),
-        (
-            [
-                "communication.compression=auto",
-                "communication.allow=[bf16]",
-                "precision.dtype=fp16",
-            ],
-            [],
-        ),
-        (["communication.allow=[topk]", "precision.dtype=fp16"], []),
-        (["parallel.strategy=local_sgd", "precision.dtype=bf16"], []),
-        # DeepSpeed
-        ([ZERO], []),
-        ([ZERO, "parallel.dp_replicate=2"], ["parallel.dp_replicate"]),
-        ([ZERO, "parallel.dp_replicate=1"], []),
-        ([ZERO, "precision.dtype=fp16"], ["precision.dtype"]),
-        (
-            [ZERO, "parallel.deepspeed.offload_optimizer=nvme", "parallel.deepspeed.zero_stage=3"],
-            ["parallel.deepspeed.nvme_path"],
-        ),
-        (
-            [ZERO, "parallel.deepspeed.offload_param=nvme", "parallel.deepspeed.zero_stage=3"],
-            ["parallel.deepspeed.nvme_path"],
-        ),
+COMBINED: list[tuple[list[str], list[str]]] = [
+    # the run's name
+    (["name=a/b"], []),
+    (["name=/etc"], ["name"]),
+    (["name=."], ["name"]),
+    (["name=a/../../b"], ["name"]),
+    (["name=" + "x" * 200], []),
+    (["name=" + "x" * 201], ["name"]),
+    (["name=a\x1bb"], ["name"]),
+    # lengths and sizes
+    (["optimization.warmup_steps=10"], []),
+    (["optimization.learning_rate_scaling=sqrt"], ["optimization.learning_rate_scaling"]),
+    (["optimization.learning_rate_scaling=sqrt", "optimization.base_batch_size=8"], []),
+    (["micro_batch_size=0"], ["micro_batch_size"]),
+    (["micro_batch_size=1"], []),
+    (["micro_batch_size=64", BITWISE], []),
+    # copies and shards
+    (["parallel.dp_replicate=0"], ["parallel.dp_replicate"]),
+    (["parallel.dp_replicate=1", "parallel.dp_shard=1"], []),
+    (["parallel.dp_shard=0", FSDP], ["parallel.dp_shard"]),
+    (["parallel.dp_shard=2", FSDP], []),
+    (["parallel.dp_shard=2", ZERO], []),
+    # axes that divide the model
+    (["parallel.tp=2"], []),
+    (["parallel.tp=2", "parallel.strategy=local_sgd"], ["parallel.tp"]),
+    (["parallel.pp=2", "parallel.strategy=local_sgd"], ["parallel.pp"]),
+    (["parallel.cp=2"], ["parallel.cp"]),
+    (["parallel.cp=2", FSDP], []),
+    (["parallel.tp=2", "precision.dtype=fp16"], ["precision.dtype"]),
+    (["precision.dtype=fp16"], []),
+    (["parallel.tp=2", "fault_tolerance=live"], ["fault_tolerance"]),
+    (["fault_tolerance=live"], []),
+    # pipelines
+    (["parallel.pp=2", FSDP], []),
+    *(
+        (["parallel.pp=2", *strategy, f"parallel.pipeline.schedule={schedule}"], wrong)
+        for schedule in ("zero_bubble", "zbv", "dualpipev")
+        for strategy, wrong in (([FSDP], ["parallel.pipeline.schedule"]), ([], []))
+    ),
+    ([FSDP, "parallel.pipeline.schedule=zbv"], []),
+    *(
+        (["parallel.pp=2", FSDP, word], [word.partition("=")[0]])
+        for word in (
+            "parallel.tensor.loss_parallel=true",
+            "parallel.tensor.sequence_parallel=true",
+            "parallel.cp=2",
+            "compile.enabled=true",
+        )
+    ),
+    (["compile.enabled=true", "parallel.tensor.loss_parallel=true"], []),
+    # memory
+    (["memory.offload=cpu"], ["memory.offload"]),
+    (["memory.offload=cpu", FSDP], []),
+    # the same bits
+    ([BITWISE, "micro_batch_size=8", FSDP], ["reproducibility"]),
+    ([BITWISE, "micro_batch_size=8", "parallel.tp=2"], ["parallel.tp"]),
+    (
+        [BITWISE, "micro_batch_size=8", "parallel.tp=2", "parallel.pp=2"],
+        ["parallel.tp", "parallel.pp"],
+    ),
+    (
+        [BITWISE, "micro_batch_size=8", "data.iterable_sharding=own_shard"],
+        ["data.iterable_sharding"],
+    ),
+    (["data.iterable_sharding=own_shard"], []),
+    (
+        [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=max-autotune"],
+        ["compile.mode"],
+    ),
+    ([BITWISE, "micro_batch_size=8", "compile.enabled=true"], []),
+    ([BITWISE, "micro_batch_size=8", "compile.mode=max-autotune"], []),
+    (
+        [BITWISE, "micro_batch_size=8", "compile.enabled=true", "compile.mode=default"],
+        [],
+    ),
+    # compression
+    (["communication.compression=topk"], []),
+    ([FSDP, "communication.compression=none"], []),
+    (
+        ["communication.compression=topk", BITWISE, "micro_batch_size=8"],
+        ["communication.compression"],
+    ),
+    (["communication.compression=topk", "fault_tolerance=live"], ["communication.compression"]),
+    (
+        ["communication.compression=topk", "precision.dtype=fp16"],
+        ["communication.compression"],
+    ),
+    (["communication.compression=fp16", "precision.dtype=fp16"], []),
+    (
+        [
+            "communication.compression=auto",
+            "communication.allow=[powersgd]",
+            "precision.dtype=fp16",
+        ],
+        ["communication.compression"],
+    ),
+    (
+        [
+            "communication.compression=auto",
+            "communication.allow=[bf16]",
+            "precision.dtype=fp16",
+        ],
+        [],
+    ),
+    (["communication.allow=[topk]", "precision.dtype=fp16"], []),
+    (["parallel.strategy=local_sgd", "precision.dtype=bf16"], []),
+    # DeepSpeed
+    ([ZERO], []),
+    ([ZERO, "parallel.dp_replicate=2"], ["parallel.dp_replicate"]),
+    ([ZERO, "parallel.dp_replicate=1"], []),
+    ([ZERO, "precision.dtype=fp16"], ["precision.dtype"]),
+    (
+        [ZERO, "parallel.deepspeed.offload_optimizer=nvme", "parallel.deepspeed.zero_stage=3"],
+        ["parallel.deepspeed.nvme_path"],
+    ),
+    (
+        [ZERO, "parallel.deepspeed.offload_param=nvme", "parallel.deepspeed.zero_stage=3"],
+        ["parallel.deepspeed.nvme_path"],
+    ),
+    (
+        [
+            ZERO,
+            "parallel.deepspeed.offload_param=nvme",
+            "parallel.deepspeed.nvme_path=/tmp",
+            "parallel.deepspeed.zero_stage=3",
+        ],
+        [],
+    ),
+    *(
         (
             [
                 ZERO,
-                "parallel.deepspeed.offload_param=nvme",
-                "parallel.deepspeed.nvme_path=/tmp",
-                "parallel.deepspeed.zero_stage=3",
+                "parallel.deepspeed.offload_param=cpu",
+                f"parallel.deepspeed.zero_stage={stage}",
             ],
-            [],
-        ),
-        *(
-            (
-                [
-                    ZERO,
-                    "parallel.deepspeed.offload_param=cpu",
-                    f"parallel.deepspeed.zero_stage={stage}",
-                ],
-                wrong,
-            )
-            for stage, wrong in (
-                (1, ["parallel.deepspeed.offload_param"]),
-                (2, ["parallel.deepspeed.offload_param"]),
-                (3, []),
-            )
-        ),
-        (["parallel.deepspeed.offload_optimizer=nvme"], []),
-    ],
-    ids=" ".join,
-)
+            wrong,
+        )
+        for stage, wrong in (
+            (1, ["parallel.deepspeed.offload_param"]),
+            (2, ["parallel.deepspeed.offload_param"]),
+            (3, []),
+        )
+    ),
+    (["parallel.deepspeed.offload_optimizer=nvme"], []),
+    ([FSDP, "parallel.cp=2", "fault_tolerance=live"], ["fault_tolerance"]),
+    (
+        ["record.mlflow.tracking_uri=https://me:secret@example.org/"],
+        ["record.mlflow.tracking_uri"],
+    ),
+]
+"""Settings, and the keys that are refused."""
+
+
+@pytest.mark.parametrize(("words", "keys"), COMBINED, ids=" ".join)
 def test_which_keys_cannot_be_combined(words: list[str], keys: list[str]) -> None:
     try:
         load_config(argv=[*GOOD, *words])
@@ -299,6 +305,22 @@ def test_which_keys_cannot_be_combined(words: list[str], keys: list[str]) -> Non
     else:
         found = []
     assert found == keys
+
+
+SENTENCES = Path(__file__).parents[1] / "golden" / "config-problems.txt"
+
+
+def test_what_is_said_of_each_combination() -> None:
+    """Word for word, as users read it; DRIVETRAIN_WRITE_GOLDEN=1 writes the file anew."""
+    lines = []
+    for words, keys in COMBINED:
+        if keys:
+            lines.append(" ".join(words))
+            lines += [f"    {line}" for line in problems(*GOOD, *words)]
+    text = "\n".join(line.encode("unicode_escape").decode() for line in lines) + "\n"
+    if os.environ.get("DRIVETRAIN_WRITE_GOLDEN"):
+        SENTENCES.write_text(text)
+    assert text == SENTENCES.read_text()
 
 
 def test_a_rule_reads_keys_that_exist() -> None:
@@ -403,3 +425,20 @@ def test_every_key_has_a_description() -> None:
     from drivetrain.config.keys import walk_fields
 
     assert [path for path, field in walk_fields() if not field.description] == []
+
+
+def test_the_nearest_key_is_one_and_whole() -> None:
+    assert nearest_key("optimization.learning_rat") == "optimization.learning_rate"
+    assert nearest_key("warmup_step") == "optimization.warmup_steps"
+    assert nearest_key("paralel.strategy") == "parallel.strategy"
+
+
+def test_what_is_chosen_is_written_down_with_its_reason(tmp_path: Path) -> None:
+    resolved = load_config(argv=[*GOOD, f"output_dir={tmp_path}/größe"])
+    chosen = resolved.choose("micro_batch_size", 4, "it fits")
+    assert chosen.config.micro_batch_size == 4
+    assert str(chosen.source("micro_batch_size")).startswith("chosen")
+    text = chosen.to_yaml()
+    assert "größe" in text, "people read it"
+    keys = list(yaml.safe_load(text)["config"])
+    assert keys == list(RunConfig.model_fields), "in the config's order"
