@@ -89,7 +89,9 @@ def rehearse_fit(
         seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
         seen.batches = assembly.feed.plan
         tensors.memory.watch(world.device_memory_bytes)
-        loop = _loop(task, assembly, tensors, _Watch(trainer, tensors, seen, lines))
+        watch = _Watch(trainer, tensors, seen, lines)
+        watch("on_setup")  # the steps' hooks may need what is made there, and it takes memory
+        loop = _loop(task, assembly, tensors, watch)
         trainer.model.train()
         loop.run(NUM_STEPS, None)
 

@@ -53,6 +53,8 @@ def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> 
         wrong.append(("every replica holds a full copy", remedy))
     if config.reproducibility == "bitwise":
         wrong.append(("sums follow whoever is there", "use reproducibility=standard"))
+    if config.max_time_s is not None:
+        wrong.append(("replicas cannot agree on max_time_s", "set max_steps"))
     if length is None:
         wrong.append(("a stream cannot be dealt anew", "pass a dataset with a length"))
     if num_micro_batches == 1:

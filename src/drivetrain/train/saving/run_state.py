@@ -40,7 +40,9 @@ class RunState:
         self._history = history
         self._stateful = stateful
         self.at = Position()
-        self._began_s, self._earlier_s = time.perf_counter(), 0.0
+        self._began_s = time.perf_counter()
+        self.earlier_s = 0.0
+        """Spent by earlier attempts, up to what was saved; the same on every rank."""
         self._settings = [
             {key: value for key, value in group.items() if key != "params"}
             for group in assembly.engine.optimizer.param_groups
@@ -93,7 +95,7 @@ class RunState:
     @property
     def seconds(self) -> float:
         """Spent on the run so far, earlier attempts included; these only under max_time_s."""
-        return self._earlier_s + time.perf_counter() - self._began_s
+        return self.earlier_s + time.perf_counter() - self._began_s
 
     def note_end(self, reason: str) -> None:
         """Why it ends before its last step."""
@@ -125,7 +127,7 @@ class RunState:
     def _set_run(self, run: dict[str, Any]) -> None:
         for name, value in run["at"].items():
             setattr(self.at, name, value)
-        self._earlier_s = run.get("seconds", 0.0)
+        self.earlier_s = run.get("seconds", 0.0)
         self._history.resumed_step = self.at.step
         self._history.stopped = self.at.stopped
         self._history.skipped_steps = run.get("skipped_steps", 0)

@@ -93,8 +93,8 @@ class Saver:
                 f"this run was stopped after step {step} ({self.at.stopped}); to train on, start "
                 "another one with checkpoint.resume_from"
             )
-        elif self._is_out_of_time():
-            self._ends = True
+        elif self._max_time_s is not None and self._run.earlier_s >= self._max_time_s:
+            self.ended(self._over)  # by what was saved: clocks of ranks differ
 
     def ask_to_end(self, reason: str) -> None:
         """End the run once all ranks know of it; it is finished then, not interrupted."""
@@ -107,6 +107,10 @@ class Saver:
     def ends(self) -> bool:
         """Whether no step follows: all ranks have agreed on it."""
         return self._ends
+
+    @property
+    def _over(self) -> str:
+        return f"max_time_s = {self._max_time_s} is over"
 
     def _is_out_of_time(self) -> bool:
         return self._max_time_s is not None and self._run.seconds >= self._max_time_s
@@ -144,7 +148,7 @@ class Saver:
     def _agree_on_end(self) -> None:
         """The first rank's reason; a clock's end is no decision, and more time can be given."""
         rank = self._world.first_with(bool(self._wanted_end))
-        reason = f"max_time_s = {self._max_time_s} is over"
+        reason = self._over
         if rank is not None:
             reason = self.at.stopped = self._world.agree(self._wanted_end, speaker=rank)
         self.ended(reason)
