@@ -9,7 +9,15 @@ import pytest
 
 from drivetrain.record.session import Phase, ProgressPage, RankProgress, page_path, read_progress
 from drivetrain.supervise.machine import Action, Machine, MachineState
-from drivetrain.supervise.policy import Budgets, Decision, End, EndKind, decide
+from drivetrain.supervise.policy import (
+    PREEMPTED_CODE,
+    STALE_CODE,
+    Budgets,
+    Decision,
+    End,
+    EndKind,
+    decide,
+)
 from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Patience, StallWatch
 
@@ -447,3 +455,34 @@ def test_the_same_mistake_at_the_same_step_is_not_tried_a_third_time() -> None:
     unknown = End(EndKind.FAILED, 7)
     assert decide(unknown, [unknown], Budgets()).restart
     assert decide(mistake, [mistake], Budgets(restarts_anything=True)).restart
+
+
+def test_the_words_that_are_written_down_and_read_again() -> None:
+    assert [kind.value for kind in EndKind] == [
+        *("finished", "failed", "stalled", "failed while starting", "preempted"),
+        *("another node's failure", "nodes joined or left", "replaced by another attempt"),
+    ]
+    states = [state.value for state in MachineState]
+    assert states == ["meeting", "running", "finishing", "draining", "over"]
+    assert (PREEMPTED_CODE, STALE_CODE) == (75, 77)
+
+
+def test_a_machine_begins_with_nothing_behind_it() -> None:
+    new = Machine(Budgets(), Clock())
+    assert (new.state, new.history, new.exit_code) == (MachineState.MEETING, [], 0)
+    assert (new.why, new.asked_by, new.asked_s, new.deadline_s) == ("", "", 0.0, 0.0)
+
+
+def test_settings_that_nobody_gave() -> None:
+    settings = Settings(("train.py",))
+    assert settings.is_python is True
+    assert settings.budgets == Budgets()
+    assert settings.patience == Patience()
+    assert (settings.grace_s, settings.spares) == (30.0, None)
+    assert settings.live is settings.warm_start is False
+
+
+def test_a_decision_is_yes_or_no() -> None:
+    for kind in EndKind:
+        for code in (1, 2, STALE_CODE):
+            assert type(decide(End(kind, 1, code), [], Budgets()).restart) is bool
