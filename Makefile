@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
   gpu-smoke horovod layers ledger lint lock matrix mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
-  resume-matrix setup setup-min simulations slow targets test types verdicts wheel-check
+  resume-matrix setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -118,6 +118,9 @@ campaign:                         ## all 300; results land in benchmarks/results
 
 ledger:                           ## 20 runs of every kind: does the ledger add up to the wall clock?
 	$(BIN)/python -m tests.drills.ledger_check benchmarks/results/ledger
+
+streams:                          ## every stream and sampler, counted sample by sample through kills and resizes, into docs/streams.md
+	$(BIN)/python -m tests.streams.table benchmarks/results/streams docs/streams.md
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants

@@ -245,12 +245,12 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
             "use 1, or reproducibility=standard",
             size,
         )
-    if config.data.iterable_sharding == "own_shard":
+    if config.data.iterable_sharding != "same_stream":
         yield Problem(
             "data.iterable_sharding",
             "shards per rank make the batches depend on the number of ranks",
             "use same_stream, or reproducibility=standard",
-            "own_shard",
+            config.data.iterable_sharding,
         )
     mode = config.compile.mode
     if config.compile.enabled and mode is not None and mode.startswith("max-autotune"):

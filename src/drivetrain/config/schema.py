@@ -98,9 +98,14 @@ class Data(Section):
     """Micro-batches each loader process keeps ready."""
     pin_memory: bool | Literal["auto"] = "auto"
     """Page-locked memory for faster copies to a device; auto: on an accelerator."""
-    iterable_sharding: Literal["same_stream", "own_shard"] = "same_stream"
+    iterable_sharding: Literal["same_stream", "own_shard", "already_sharded"] = "same_stream"
     """same_stream: every rank reads the stream and keeps its part: same numbers at any world size.
-    own_shard: a rank reads only its own shard: less reading, numbers depend on the world size."""
+    own_shard: a rank reads only the shard that the dataset's shard(num_shards, index) gives it.
+    already_sharded: the dataset yields each rank its own part (split_dataset_by_node,
+    split_by_node). With shards the numbers depend on the world size."""
+    batched: bool | Literal["auto"] = "auto"
+    """Whether a stream yields ready batches; each is then a micro-batch. auto: if it comes in a
+    DataLoader with batch_size=None."""
 
 
 class Evaluation(Section):

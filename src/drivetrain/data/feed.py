@@ -3,7 +3,8 @@
     for turns in feed.steps(100, None):       # one entry per optimizer step
         for micro, batch in turns:            # this rank's turns in it, always the same number
 
-`MapFeed` serves datasets with a length, `stream.StreamFeed` those without.
+`MapFeed` serves datasets with a length, `sampled_feed.SampledFeed` those with a sampler of the
+user's, `stream.StreamFeed` those without a length.
 """
 
 from __future__ import annotations
@@ -78,10 +79,9 @@ class MapFeed:
             if num_epochs is None:
                 raise ValueError("either total_steps or num_epochs is needed")
             total_steps = self.plan.end_of(num_epochs - 1)
-        order = PlannedOrder(self.plan, self._rank, range(self._step, total_steps))
-        keyed = KeyedDataset(self._source, self.plan, self._rank, self._seed)
+        order = self._order(range(self._step, total_steps))
         loader: DataLoader[Any] = DataLoader(
-            keyed,
+            self._keyed(),
             batch_sampler=order,
             collate_fn=Collated(self._source.collate),
             **self._source.loader_options,
@@ -90,6 +90,12 @@ class MapFeed:
         while self._step < total_steps:
             self._step += 1
             yield itertools.islice(turns, self.plan.accumulation)
+
+    def _order(self, steps: range) -> PlannedOrder:
+        return PlannedOrder(self.plan, self._rank, steps)
+
+    def _keyed(self) -> KeyedDataset:
+        return KeyedDataset(self._source, self.plan, self._rank, self._seed)
 
 
 def position_in(state: dict[str, Any], plan: BatchPlan) -> DataPosition:
@@ -131,6 +137,9 @@ class KeyedDataset(Dataset[Any]):
         self._ids = RankSampleIds(plan, rank, seed, shuffle=source.shuffle)
 
     def __getitems__(self, micro: MicroBatch) -> list[Any]:
+        self._seed(micro)
+        return read(self._dataset, self._ids.ids(micro))
+
+    def _seed(self, micro: MicroBatch) -> None:
         if self._draws:
             seed_data(turn_seed(self._stream, micro.step, micro.index))
-        return read(self._dataset, self._ids.ids(micro))

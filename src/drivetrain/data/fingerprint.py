@@ -7,11 +7,9 @@ tokenizer, files in another order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from drivetrain.data.digest import add
 from drivetrain.data.keys import fold
 from drivetrain.data.reading import read_one
 from drivetrain.data.seeding import seed_data, undisturbed
@@ -39,29 +37,5 @@ def _digest(dataset: Any, ids: list[int]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for index in ids:
         seed_data(index)  # augmentation draws the same, whenever it is asked
-        _add(digest, read_one(dataset, index))
+        add(digest, read_one(dataset, index))
     return digest.hexdigest()
-
-
-def _add(digest: Any, sample: Any) -> None:
-    """Whatever a sample is made of; of what is unknown, only its type."""
-    digest.update(type(sample).__name__.encode())
-    if isinstance(sample, torch.Tensor):
-        digest.update(str((sample.dtype, tuple(sample.shape))).encode())
-        if sample.layout is torch.strided:
-            whole = sample.detach().cpu().contiguous().reshape(-1)
-            digest.update(whole.view(torch.uint8).numpy())
-    elif isinstance(sample, Mapping):
-        for key, value in sample.items():
-            _add(digest, key)
-            _add(digest, value)
-    elif isinstance(sample, (list, tuple)):
-        for item in sample:
-            _add(digest, item)
-    elif isinstance(sample, (bytes, bytearray)):
-        digest.update(sample)
-    elif isinstance(sample, (str, int, float, complex, bool)):
-        digest.update(repr(sample).encode())
-    elif hasattr(sample, "tobytes"):  # NumPy's arrays, PIL's images
-        digest.update(str((getattr(sample, "shape", None), getattr(sample, "size", None))).encode())
-        digest.update(sample.tobytes())

@@ -10,7 +10,7 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # What a stream is for; part of every key, so that no two purposes share one.
-INIT, MODEL, DATA = 1, 2, 3
+INIT, MODEL, DATA, SAMPLER = 1, 2, 3, 4
 
 
 def fold(*key: int) -> int:

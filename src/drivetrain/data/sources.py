@@ -19,11 +19,14 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     default_collate,
+    default_convert,
 )
 
 from drivetrain.config.schema import Data
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.ray_rows import RayRows, is_ray_dataset
+from drivetrain.data.ready_batches import first_sample
+from drivetrain.data.samplers import UserSampler
 
 Collate = Callable[[list[Any]], Any]
 _LOOKED_AT = 64
@@ -44,6 +47,16 @@ class Source:
     """None: where the device is not the CPU."""
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: Any = None
+    is_batched: bool = False
+    """A stream of ready batches, each a micro-batch."""
+    sampler: UserSampler | None = None
+    """The user's own, in place of `shuffle`."""
+
+    def epoch_length(self, micro_batch_size: int) -> int | None:
+        """Samples in an epoch, a batch of a batch sampler counted as a full one."""
+        if self.sampler is None:
+            return self.length
+        return self.sampler.length * (micro_batch_size if self.sampler.yields_batches else 1)
 
     def settled(self, *, can_pin: bool) -> Source:
         """With pin_memory decided where the config left it open."""
@@ -61,7 +74,13 @@ class Source:
         All are the largest of the first few: batches of any size are then of one shape, and what
         is planned for it has room for the others.
         """
+        if self.is_batched:
+            return default_collate([first_sample(self.collate(self._largest))] * size)
         return self.collate([self._largest] * size)
+
+    def first_batch(self, size: int) -> Any:
+        """A micro-batch to look at."""
+        return self.collate(self.first(1)[0] if self.is_batched else self.first(size))
 
     @cached_property
     def _largest(self) -> Any:
@@ -95,11 +114,16 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
         data = RayRows(data)
     if isinstance(data, DataLoader):
         dataset = data.dataset
+        length = _length(dataset, name)
+        is_batched = length is None and _yields_batches(data, config)
+        order = _order_of(data)
         return Source(
             dataset=dataset,
-            length=_length(dataset, name),
-            shuffle=_shuffles(data),
-            collate=data.collate_fn or default_collate,
+            length=length,
+            shuffle=order is True,
+            sampler=order if isinstance(order, UserSampler) else None,
+            collate=_collate(data, is_batched=is_batched),
+            is_batched=is_batched,
             num_workers=max(config.num_workers, data.num_workers),
             prefetch_factor=data.prefetch_factor or config.prefetch_factor,
             pin_memory=data.pin_memory or pin_memory,
@@ -117,14 +141,46 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
                 )
             ]
         )
+    length = _length(data, name)
+    is_batched = length is None and _is_batched_stream(data, config, name)
     return Source(
         dataset=data,
-        length=_length(data, name),
+        length=length,
         shuffle=config.shuffle,
+        collate=default_convert if is_batched else default_collate,
+        is_batched=is_batched,
         num_workers=config.num_workers,
         prefetch_factor=config.prefetch_factor,
         pin_memory=pin_memory,
     )
+
+
+def _yields_batches(loader: DataLoader[Any], config: Data) -> bool:
+    """Whether a stream's loader hands on ready batches."""
+    if loader.batch_size is not None and config.batched is True:
+        rule = "would put ready batches together (data.batched)"
+        raise ConfigError(
+            [Problem("DataLoader batch_size", rule, "use batch_size=None", loader.batch_size)]
+        )
+    return loader.batch_size is None if config.batched == "auto" else config.batched
+
+
+def _collate(loader: DataLoader[Any], *, is_batched: bool) -> Collate:
+    """The loader's; without one of the user's own, the one that fits."""
+    own: Collate | None = loader.collate_fn
+    if own not in (None, default_collate, default_convert):
+        return own
+    return default_convert if is_batched else default_collate
+
+
+def _is_batched_stream(data: Any, config: Data, name: str) -> bool:
+    """Whether a stream yields ready batches; WebDataset's loaders may yield either."""
+    stages = getattr(data, "pipeline", None)
+    if config.batched == "auto" and isinstance(stages, list) and isinstance(stages[0], DataLoader):
+        rule = "may yield samples or ready batches, and which it is cannot be told"
+        remedy = "pass the dataset itself, or set data.batched to true or false"
+        raise ConfigError([Problem(name, rule, remedy, type(data).__name__)])
+    return config.batched is True
 
 
 def _num_elements(sample: Any) -> int:
@@ -170,30 +226,24 @@ def _length(dataset: Any, name: str) -> int | None:
     return length
 
 
-def _shuffles(loader: DataLoader[Any]) -> bool:
-    """What the loader's sampler does; a sampler of one's own cannot be kept at any world size."""
+def _order_of(loader: DataLoader[Any]) -> bool | UserSampler:
+    """Whether a loader shuffles, each sample once; or a sampler that does something else."""
     sampler: Any = loader.sampler
-    if loader.batch_size is None:  # a batch sampler, or a dataset that yields whole batches
-        sampler = loader.batch_sampler
-    elif isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset):
         return False
-    elif isinstance(sampler, DistributedSampler):
+    if loader.batch_sampler is None:
+        rule = "asks the dataset for one thing at a time, which reaches the model as it is"
+        remedy = "leave it out; for ready batches pass a stream of them"
+        raise ConfigError([Problem("DataLoader batch_size", rule, remedy, None)])
+    if loader.batch_size is None:
+        return UserSampler.of(loader.batch_sampler, yields_batches=True)
+    if isinstance(sampler, DistributedSampler):
         return bool(sampler.shuffle)
-    elif _is_stock(sampler, RandomSampler) and _draws_each_once(sampler, loader.dataset):
+    if _is_stock(sampler, RandomSampler) and _draws_each_once(sampler, loader.dataset):
         return True
-    elif _is_stock(sampler, SequentialSampler):
+    if _is_stock(sampler, SequentialSampler):
         return False
-    raise ConfigError(
-        [
-            Problem(
-                "DataLoader sampler",
-                "Drivetrain decides which samples make up a step, so that it is the same at any "
-                "world size",
-                "pass the dataset; weight, filter or group inside it",
-                type(sampler).__name__,
-            )
-        ]
-    )
+    return UserSampler.of(sampler, yields_batches=False)
 
 
 def _is_stock(sampler: Any, kind: type) -> bool:

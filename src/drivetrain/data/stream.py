@@ -1,29 +1,34 @@
 """StreamFeed: samples that can only be read in order.
 
 `same_stream`: every rank reads the whole stream, cuts it into global batches and keeps its own
-micro-batches, so the numbers are those of one process. `own_shard`: a rank reads only its own part
-(the dataset's `shard()`, or every n-th sample); ranks agree on each step's true size, and one whose
-part has ended keeps step, with weight zero, until all have ended.
+micro-batches, so the numbers are those of one process. With shards (`own_shard`: the dataset's
+`shard()`; `already_sharded`: the dataset has seen to it) a rank reads only its own part; ranks
+agree on each step's true size, and one whose part has ended keeps step, with weight zero, until
+all have ended.
+
+What is read is followed by a chain of digests (`digest.py`). Ranks compare it at every step
+(`rank_check.py`), loader processes with each other, and a run that resumes with what was saved.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch.utils.data._utils import worker as worker_module
+from torch.utils.data import DataLoader
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan, MicroBatch
+from drivetrain.data.digest import Mark, Read, chained
 from drivetrain.data.feed import Turn
-from drivetrain.data.keys import DATA, fold, turn_seed
-from drivetrain.data.reading import Collated, in_order
-from drivetrain.data.seeding import seed_data
+from drivetrain.data.rank_check import RankCheck, remedy_for
+from drivetrain.data.seeding import undisturbed
 from drivetrain.data.sources import Source
-
-SumOverRanks = Callable[[int], int]
+from drivetrain.data.stream_readers import Piece, Place, ShardReader, WholeReader
+from drivetrain.data.stream_shards import Shards
 
 
 class StreamFeed:
@@ -35,64 +40,129 @@ class StreamFeed:
         plan: BatchPlan,
         rank: int,
         seed: int,
-        sum_over_ranks: SumOverRanks | None = None,
+        shards: Shards | None = None,
+        check: RankCheck | None = None,
     ) -> None:
         self.plan = plan
         self._source = source
         self._rank = rank
         self._seed = seed
-        self._sum = sum_over_ranks
-        """Given for own_shard, where only the ranks together know a step's size."""
+        self._shards = shards
+        self._check = check
         self._epoch_now, self._step, self._epoch_began_at = 0, 0, 0
         self._used = 0
         """Samples of the epoch that came before `_epoch_began_at`, in batches of another size."""
+        self._mark = Mark()
+        """What the steps so far have used of the epoch."""
+        self._saved_mark: Mark | None = None
+        """Of the checkpoint, until the stream has been read up to there."""
         self._is_over = False
-        self._dataset_state: dict[str, Any] | None = None
+        self._total_steps: int | None = None
+        self._reading: _Reading | None = None
+        self._own: dict[str, Any] | None = None
+        self._has_new_size = False
+        self.accepts_other_data = False
+        """Whether a stream that is read again may differ from what was read before."""
+
+    # Saving
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch; after a short batch it is over, and the next has begun."""
+        if self._check is not None:
+            self._check.settle()
+        mark = Mark() if self._is_over else self._mark
         return {
             "step": self._step,
             "epoch": self._epoch_now + self._is_over,
             "epoch_began_at": self._step if self._is_over else self._epoch_began_at,
             "used": 0 if self._is_over else self._used,
             "global_batch_size": self.plan.global_batch_size,
-            "num_shards": None if self._sum is None else self.plan.num_ranks,
+            "num_shards": self._num_shards,
+            "num_workers": self._source.num_workers if self._shards else None,
+            "seed": self._seed,
+            "read": None if self._shards else list(mark),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let steps() go on from there."""
-        shards = None if self._sum is None else self.plan.num_ranks
-        if state["num_shards"] != shards:
-            raise ConfigError(
-                [
-                    Problem(
-                        "data.iterable_sharding",
-                        f"shards of {state['num_shards']} ranks cannot be resumed by {shards}",
-                        "use as many ranks as before, or same_stream from the start",
-                        "own_shard",
-                    )
-                ]
-            )
+        self._refuse_other_shards(state)
+        # another seed was accepted by name: what is drawn from it differs
+        self.accepts_other_data |= state.get("seed", self._seed) != self._seed
         self._step, self._epoch_now = state["step"], state["epoch"]
         self._epoch_began_at, self._used = state["epoch_began_at"], state.get("used", 0)
+        if state.get("read") is not None:
+            self._mark = self._saved_mark = Mark(*state["read"])
         size = state.get("global_batch_size", self.plan.global_batch_size)
         if size != self.plan.global_batch_size:
             self._go_on_with_another_size(size)
 
+    @property
+    def own_state(self) -> dict[str, Any]:
+        """What only this rank knows: its chain, and the dataset's own account of where it stands.
+
+        A `state_dict` may be incomplete (a shuffle buffer's contents are rarely in it), so the next
+        batch is read ahead and its digest kept: whoever resumes sees whether the state leads there.
+        """
+        dataset, state, whole = self._source.dataset, None, 0
+        if self._can_have_state and self._reading is not None and not self._is_over:
+            state = copy.deepcopy(dataset.state_dict())
+            if self._step != self._total_steps:  # what is read ahead would be lost
+                whole = self._reading.look_ahead()
+        return {"dataset": state, "next": whole, "mark": list(self._mark)}
+
+    @own_state.setter
+    def own_state(self, state: dict[str, Any]) -> None:
+        self._own = state
+        if self._shards:
+            self._mark = self._saved_mark = Mark(*state["mark"])
+
+    @property
+    def _can_have_state(self) -> bool:
+        """Not where loader processes read ahead, nor of a shard that is made from the dataset."""
+        is_read_itself = self._shards is None or self._shards.are_given
+        has_state = hasattr(self._source.dataset, "load_state_dict")
+        return is_read_itself and not self._source.num_workers and has_state
+
+    @property
+    def _num_shards(self) -> int | None:
+        return self.plan.num_ranks if self._shards else None
+
+    def _refuse_other_shards(self, state: dict[str, Any]) -> None:
+        before, now = state["num_shards"], self._num_shards
+        if before != now:
+            was, then = (f"{n} shards" if n else "the whole stream" for n in (before, now))
+            raise ConfigError(
+                [
+                    Problem(
+                        "data.iterable_sharding",
+                        f"the run was saved reading {was}, and would resume reading {then}",
+                        "use as many ranks as before, or same_stream from the start",
+                        self._shards.name if self._shards else None,
+                        has_value=self._shards is not None,
+                    )
+                ]
+            )
+        workers, num_workers = state.get("num_workers"), self._source.num_workers
+        if workers is not None and workers != num_workers and max(workers, num_workers) > 1:
+            rule = f"was {workers}; loader processes split a shard, so its order depends on them"
+            remedy = f"use {workers}, as before"
+            raise ConfigError([Problem("data.num_workers", rule, remedy, num_workers)])
+
     def _go_on_with_another_size(self, before: int) -> None:
         """Count on in samples: batches of the new size begin where the last of the old ended."""
-        if self._sum is not None:
+        if self._shards or self._source.is_batched:
             raise ConfigError(
                 [
                     Problem(
                         "global_batch_size",
-                        f"was {before}; where shards of a stream stand is counted in batches",
+                        f"was {before}; where shards, or ready batches, of a stream stand is "
+                        "counted in batches",
                         "keep it, or use data.iterable_sharding=same_stream from the start",
                         self.plan.global_batch_size,
                     )
                 ]
             )
+        self._has_new_size = True
         self._used += (self._step - self._epoch_began_at) * before
         self._epoch_began_at = self._step
 
@@ -100,41 +170,20 @@ class StreamFeed:
         """A stream's samples have no ids."""
         return []
 
-    @property
-    def dataset_state(self) -> dict[str, Any] | None:
-        """The dataset's own account of where it stands: then it need not be read up to there.
-
-        None when it gives none, when loader processes have read ahead of the steps, or when only a
-        shard of it is read: where that stands, the dataset does not know.
-        """
-        dataset, own_shard = self._source.dataset, self._sum is not None
-        if own_shard or self._source.num_workers or not hasattr(dataset, "load_state_dict"):
-            return None
-        state: dict[str, Any] = dataset.state_dict()
-        return state
-
-    @dataset_state.setter
-    def dataset_state(self, state: dict[str, Any] | None) -> None:
-        self._dataset_state = state
+    # Reading
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
         """Epoch after epoch, until the steps or the epochs are through."""
         # without a number of steps the epochs end the run; with one, epochs go on as needed
         limit = num_epochs if total_steps is None else None
+        self._total_steps = total_steps
         for epoch in itertools.count(self._epoch_now):
             if epoch == limit or self._step == total_steps:
                 return
             if epoch > self._epoch_now:
                 self._epoch_now, self._epoch_began_at, self._used = epoch, self._step, 0
-            rest = self._rest_of_epoch()
-            while self._step != total_steps:  # asked first: what is read ahead would be lost
-                turns = next(rest, None)
-                if turns is None:
-                    break
-                self._step += 1
-                whole = turns[0][0].batch_samples
-                self._is_over = self._sum is None and whole < self.plan.global_batch_size
-                yield iter(turns)
+                self._mark, self._is_over = Mark(), False
+            yield from self._rest_of_epoch()
             if self._step == self._epoch_began_at and not self._used:
                 raise ConfigError(
                     [
@@ -147,123 +196,217 @@ class StreamFeed:
                     ]
                 )
 
-    def _rest_of_epoch(self) -> Iterator[list[Turn]]:
-        """From where the run stands: by the dataset's own state, or by reading up to it."""
-        state, self._dataset_state = self._dataset_state, None
-        if state is not None:
-            self._source.dataset.load_state_dict(state)
-            yield from self._epoch(self._step, 0)
-            return
-        done = self._step - self._epoch_began_at
-        yield from itertools.islice(self._epoch(self._epoch_began_at, self._used), done, None)
-
-    def _epoch(self, step: int, skip: int) -> Iterator[list[Turn]]:
-        reader = (
-            SameStream(self._source, self.plan, self._rank, self._seed)
-            if self._sum is None
-            else OwnShard(self._source, self.plan, self._rank, self._seed)
-        )
-        reader.begin(self._epoch_now, step, skip)
-        loader: DataLoader[Any] = DataLoader(
-            reader, batch_size=None, collate_fn=_as_is, **self._source.loader_options
-        )
-        turns = iter(loader)
-        if self._sum is None:
-            while group := list(itertools.islice(turns, self.plan.accumulation)):
-                yield group
-        else:
-            yield from self._agreed(turns, self._sum)
-
-    def _agreed(self, turns: Iterator[Turn], sum_over_ranks: SumOverRanks) -> Iterator[list[Turn]]:
+    def _rest_of_epoch(self) -> Iterator[Iterator[Turn]]:
+        reading = self._reading = self._open()
+        if self._check is not None:
+            self._check.begin_epoch()
         last: list[Turn] = []
-        while True:
-            group = list(itertools.islice(turns, self.plan.accumulation))
-            total = sum_over_ranks(sum(micro.num_samples for micro, _ in group))
-            if total == 0:
-                return
-            if not group:
-                if not last:
-                    raise ConfigError(
-                        [
-                            Problem(
-                                "data.iterable_sharding",
-                                f"rank {self._rank}'s shard of the stream is empty",
-                                "use same_stream, or fewer ranks",
-                                "own_shard",
-                            )
-                        ]
+        while self._step != self._total_steps:  # asked first: what is read ahead would be lost
+            turns = reading.next_step()
+            self._mark = reading.mark
+            if self._check is not None:
+                self._check.note(self._epoch_now, reading.mark, reading.last)
+            if self._shards:
+                turns = self._agreed(turns, last, self._shards)
+            if not turns:
+                break
+            last = turns
+            self._step += 1
+            self._is_over = not self._shards and reading.is_short
+            yield iter(turns)
+        if self._check is not None:
+            self._check.settle()
+        self._reading = None
+
+    def _open(self) -> _Reading:
+        """From where the run stands: by the dataset's own state, or by reading up to it."""
+        own, self._own = self._own, None
+        saved, self._saved_mark = self._saved_mark, None
+        if self.accepts_other_data:
+            saved = None
+        if own and own["dataset"] is not None and own["next"] and not self._has_new_size:
+            reading = self._by_state(own, Mark(*own["mark"]))
+            if reading is not None:
+                return reading
+        done = self._step - self._epoch_began_at
+        if self._shards:  # which loader process has made which batch, only the loader knows
+            reading = self._read_from(self._epoch_began_at, 0, Mark())
+            for _ in range(done):
+                reading.next_step()
+            if saved is not None:
+                check_replay(self._source.dataset, saved, reading.mark)
+            return reading
+        reading = self._read_from(self._epoch_began_at, done, saved if done or self._used else None)
+        self._mark = saved or Mark()
+        return reading
+
+    def _by_state(self, own: dict[str, Any], mark: Mark) -> _Reading | None:
+        """None where the state does not lead to the batch that came next when it was taken."""
+        dataset = self._source.dataset
+        beginning = copy.deepcopy(dataset.state_dict())
+        dataset.load_state_dict(own["dataset"])
+        reading = self._read_from(self._step, 0, mark, is_there=True)
+        if reading.look_ahead() == own["next"]:
+            return reading
+        warnings.warn(
+            f"the state_dict of {type(dataset).__name__} does not lead back to where the run was "
+            "saved (a shuffle buffer loses its contents): the stream is read again up to there",
+            stacklevel=2,
+        )
+        dataset.load_state_dict(beginning)
+        return None
+
+    def _read_from(
+        self, began: int, skipped: int, mark: Mark | None, *, is_there: bool = False
+    ) -> _Reading:
+        """Hand out what comes after `skipped` steps, which must lead to `mark`.
+
+        `is_there`: the dataset stands at the mark already.
+        """
+        used, begins_at = (0, mark or Mark()) if is_there else (self._used, Mark())
+        place = Place(self._epoch_now, began, used, skipped, begins_at)
+        reader: WholeReader
+        if self._shards is None:
+            reader = WholeReader(self._source, self.plan, self._rank, self._seed, place)
+        else:
+            reader = ShardReader(
+                self._source, self.plan, self._rank, self._seed, place, self._shards.name
+            )
+        return _Reading(reader, self._source, self.plan, mark)
+
+    def _agreed(self, turns: list[Turn], last: list[Turn], shards: Shards) -> list[Turn]:
+        """The turns of a step whose size only the ranks together know; none after all ended."""
+        total = shards.sum_over_ranks(sum(micro.num_samples for micro, _ in turns))
+        if total == 0:
+            return []
+        if not turns and not last:
+            raise ConfigError(
+                [
+                    Problem(
+                        "data.iterable_sharding",
+                        f"rank {self._rank}'s shard of the stream is empty",
+                        "use same_stream, or fewer ranks",
+                        shards.name,
                     )
-                group = [(micro._replace(start=0, stop=0), batch) for micro, batch in last]
-            last = group
-            yield [(micro._replace(batch_samples=total), batch) for micro, batch in group]
+                ]
+            )
+        micro, batch = (turns or last)[-1]
+        idle = [(micro._replace(start=0, stop=0), batch)] * (self.plan.accumulation - len(turns))
+        first, epoch = self.plan.block(self._rank).start, self._epoch_now
+        return [
+            (MicroBatch(self._step, first + index, micro.start, micro.stop, total, epoch), batch)
+            for index, (micro, batch) in enumerate([*turns, *idle])
+        ]
+
+
+class _Reading:
+    """An epoch from some place on: step by step, each batch checked to follow the one before."""
+
+    def __init__(
+        self, reader: WholeReader, source: Source, plan: BatchPlan, mark: Mark | None
+    ) -> None:
+        """`mark` is where the first batch must begin; None: wherever it does."""
+        loader: DataLoader[Any] = DataLoader(
+            reader, batch_size=None, collate_fn=_as_is, **source.loader_options
+        )
+        self.mark = mark or Mark()
+        """What the steps handed out so far have used."""
+        self.last = Read(self.mark, self.mark)
+        self._reader = reader
+        self._dataset = source.dataset
+        self._accumulation = plan.accumulation
+        self._pieces: Iterator[Piece | ConfigError] = iter(loader)
+        self._start = mark
+        self._seen: dict[int | None, Read] = {}
+        """The latest, by loader process where each reads a part of its own."""
+        self._ahead: list[Piece] | Exception | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the last step has ended the epoch."""
+        before, after = self.last.before, self.last.after
+        return after.position - before.position < self._reader.num_items
+
+    def next_step(self) -> list[Turn]:
+        """A step's turns; none at the end."""
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, Exception):
+            raise ahead
+        pieces = self._take() if ahead is None else ahead
+        for piece in pieces:
+            self._use(piece.read)
+        if not pieces:
+            self.last = Read(self.mark, self.mark)
+        return [(piece.micro, piece.batch) for piece in pieces]
+
+    def look_ahead(self) -> int:
+        """A digest of the next step's first batch, which is kept until it is asked for."""
+        if self._ahead is None:
+            self._reader.hashes_next = True
+            try:
+                with undisturbed():
+                    self._ahead = self._take()
+            except Exception as error:
+                self._ahead = error
+        if isinstance(self._ahead, Exception):
+            return 0
+        return self._ahead[0].read.whole if self._ahead else 1
+
+    def _use(self, read: Read) -> None:
+        if read == self.last:
+            return  # another turn of the same batch
+        self.last = read
+        if read.worker is None:
+            self.mark = read.after
+        else:
+            position = self.mark.position + read.after.position - read.before.position
+            self.mark = Mark(position, chained(self.mark.chain, read.after.chain))
+
+    def _take(self) -> list[Piece]:
+        """As many pieces as a step has. The end is a piece as well, of every loader process."""
+        pieces: list[Piece] = []
+        for piece in self._pieces:
+            if isinstance(piece, ConfigError):
+                raise piece
+            self._check(piece.read)
+            if not piece.read.is_end:
+                pieces.append(piece)
+            if len(pieces) == self._accumulation:
+                break
+        return pieces
+
+    def _check(self, read: Read) -> None:
+        """Loader processes that read different streams do not fit together."""
+        before = self._seen.get(read.worker)
+        self._seen[read.worker] = read
+        if before is None:
+            if self._start is not None and read.worker is None:
+                check_replay(self._dataset, self._start, read.before)
+        elif read.before != before.after and read != before:
+            rule = "its loader processes read different samples, or in a different order"
+            remedy = (
+                "seed its shuffling alike in every process (set_epoch(epoch), or torch's, Python's "
+                "and NumPy's own generators, which follow the run's seed), or use "
+                "data.num_workers=0"
+            )
+            raise ConfigError([Problem("data", rule, remedy, type(self._dataset).__name__)])
+
+
+def check_replay(dataset: Any, saved: Mark, found: Mark) -> None:
+    """ConfigError unless a stream that is read again gives what it gave before."""
+    if found == saved:
+        return
+    rule = "does not give again what it gave before the run was saved"
+    if found.position != saved.position:
+        rule = (
+            f"has {found.position} samples where the run had used {saved.position} before it was "
+            "saved"
+        )
+    remedy = (
+        f"resume with the same data, or add --accept-change data.content; {remedy_for(dataset)}"
+    )
+    raise ConfigError([Problem("data", rule, remedy, type(dataset).__name__)])
 
 
 def _as_is(item: Any) -> Any:
     return item
-
-
-class SameStream(IterableDataset[Turn]):
-    """Reads everything, keeps this rank's micro-batches."""
-
-    def __init__(self, source: Source, plan: BatchPlan, rank: int, seed: int) -> None:
-        self._source = source
-        self._plan = plan
-        self._rank = rank
-        self._key = fold(seed, DATA)
-        self._epoch = 0
-        self._step = 0
-        self._skip = 0
-
-    def begin(self, epoch: int, step: int, skip: int) -> None:
-        """Where the next iteration starts counting, after `skip` samples that were used."""
-        self._epoch, self._step, self._skip = epoch, step, skip
-
-    def __iter__(self) -> Iterator[Turn]:
-        worker = get_worker_info()
-        worker_id, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        # The stream must not split itself among workers as well: each reads all of it.
-        worker_module._worker_info = None  # noqa: SLF001
-        # The loader takes from its workers in turn: worker w makes every num_workers-th turn.
-        for turn, (micro, samples) in enumerate(self._turns()):
-            if turn % num_workers == worker_id:
-                seed_data(turn_seed(self._key, micro.step, micro.index))
-                yield micro, Collated(self._source.collate)(samples)
-
-    def _samples(self) -> Iterator[Any]:
-        return in_order(self._source.dataset)
-
-    def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
-        for whole, chunk in self._batches(self._plan.global_batch_size):
-            for micro in self._plan.cut(whole, self._rank):
-                yield micro, chunk[micro.start : self._plan.stop_of(micro)]
-
-    def _batches(self, size: int) -> Iterator[tuple[MicroBatch, list[Any]]]:
-        """`size` samples at a time, read under random streams keyed by the step."""
-        step = self._step
-        if hasattr(self._source.dataset, "set_epoch"):
-            self._source.dataset.set_epoch(self._epoch)
-        seed_data(turn_seed(self._key, step, -1))
-        samples = itertools.islice(self._samples(), self._skip, None)
-        while chunk := list(itertools.islice(samples, size)):
-            yield MicroBatch(step, -1, 0, 0, len(chunk), self._epoch), chunk
-            step += 1
-            seed_data(turn_seed(self._key, step, -1))
-
-
-class OwnShard(SameStream):
-    """Reads this rank's part only; a step's true size is agreed on later."""
-
-    def _samples(self) -> Iterator[Any]:
-        dataset, num_ranks = self._source.dataset, self._plan.num_ranks
-        if hasattr(dataset, "shard"):
-            return in_order(dataset.shard(num_shards=num_ranks, index=self._rank))
-        return itertools.islice(super()._samples(), self._rank, None, num_ranks)
-
-    def _turns(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
-        own = len(self._plan.block(self._rank)) * self._plan.micro_batch_size
-        alone = BatchPlan(own, self._plan.micro_batch_size, 1, None)
-        first_index = self._plan.block(self._rank).start
-        for whole, chunk in self._batches(own):
-            for micro in alone.cut(whole, 0):
-                samples = chunk[micro.start : alone.stop_of(micro)]
-                yield micro._replace(index=first_index + micro.index), samples

@@ -201,7 +201,12 @@ class _FakedFeed:
         self._tensors = tensors
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
-        for turns in self._feed.steps(total_steps, num_epochs):
+        steps = self._feed.steps(total_steps, num_epochs)
+        while True:
+            with _disable_current_modes():  # a stream is read here, not in the turns
+                turns = next(steps, None)
+            if turns is None:
+                return
             yield self._turns(turns)
 
     def _turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:

@@ -21,12 +21,16 @@ from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Feed, MapFeed
 from drivetrain.data.keys import INIT, fold
+from drivetrain.data.rank_check import RankCheck
+from drivetrain.data.sampled_feed import SampledFeed
 from drivetrain.data.seeding import seed_data, seed_model
 from drivetrain.data.sources import Source, refuse_one_pass, source_from
 from drivetrain.data.stream import StreamFeed
+from drivetrain.data.stream_shards import Shards, reads_shards
 from drivetrain.parallel.blocks import recompute_blocks
 from drivetrain.parallel.divide import divide
 from drivetrain.parallel.model import ParallelModel
+from drivetrain.parallel.neighbours import Neighbours
 from drivetrain.parallel.pipeline.anatomy import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
 from drivetrain.parallel.world import World, join_world, live_world
@@ -35,7 +39,9 @@ from drivetrain.record.session import ProgressPage, earlier_directory, mark_trai
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.strategies.strategy import Profile, Strategy, strategy_from
 from drivetrain.train.contract import (
+    accepted_changes,
     agree_on_model,
+    agree_on_sampler,
     agree_on_tensors,
     model_terms,
     optimizer_terms,
@@ -98,12 +104,13 @@ def assemble(
     is_own_world = world is None
     if world is None:
         world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
-    resolved = _choose(resolved, world.identity.world_size if is_live else world.layout.dp)
+    num_ranks = world.identity.world_size if is_live else world.layout.dp
+    resolved = _choose(resolved, num_ranks, source)
     config = resolved.config
     source = source.settled(can_pin=not world.accelerator.is_cpu)
-    plan = BatchPlan(
-        config.global_batch_size, int(config.micro_batch_size), world.layout.dp, source.length
-    )
+    micro_batch_size = int(config.micro_batch_size)
+    length = source.epoch_length(micro_batch_size)
+    plan = BatchPlan(config.global_batch_size, micro_batch_size, world.layout.dp, length)
     feed = make_feed(source, plan, world, config)
     total_steps = _total_steps(config, plan)
     resolved = _choose_schedule(task, resolved)
@@ -113,6 +120,8 @@ def assemble(
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
     if is_own_world and not is_live:
         notes += agree_on_model(model, world)
+        if isinstance(feed, SampledFeed):
+            agree_on_sampler(feed, world)
     made = model_terms(model)
     spread = _spread(task, model, strategy, world, config, source, plan)
     optimizer = task.make_optimizer(spread.inner, config.optimization)
@@ -139,30 +148,47 @@ def assemble(
 
 def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) -> Feed:
     """A rank's share of the training data."""
+    if source.sampler is not None:
+        ring = Neighbours.of(world, 3)
+        feed = SampledFeed(source, source.sampler, plan, world.dp_index, config.seed, ring)
+        feed.check_size()
+        return feed
     if source.length is not None:
         return MapFeed(source, plan, world.dp_index, config.seed)
+
+    shards = _shards(source, world, config)
+    if shards is not None and plan.num_micro_batches % plan.num_ranks:
+        rule = (
+            f"{plan.num_micro_batches} micro-batches a step cannot be shared evenly by "
+            f"{plan.num_ranks} ranks"
+        )
+        remedy = "change global_batch_size or micro_batch_size, or use same_stream"
+        raise ConfigError([Problem("data.iterable_sharding", rule, remedy, shards.name)])
+    check = _rank_check(source, world, config, shards)
+    stream = StreamFeed(source, plan, world.dp_index, config.seed, shards, check)
+    stream.accepts_other_data = "data.content" in accepted_changes()
+    return stream
+
+
+def _shards(source: Source, world: World, config: RunConfig) -> Shards | None:
+    """How a stream's parts come to the ranks; None where each reads all of it."""
+    sharding = config.data.iterable_sharding
+    if world.layout.dp == 1 or not reads_shards(source.dataset, sharding):
+        return None
 
     def sum_over_ranks(count: int) -> int:
         # ranks that share a slice have read the same
         sharers = world.layout.world_size // world.layout.dp
         return int(world.sum(torch.tensor([count], device=world.device)).item()) // sharers
 
-    own_shard = config.data.iterable_sharding == "own_shard" and world.layout.dp > 1
-    if own_shard and plan.num_micro_batches % plan.num_ranks:
-        raise ConfigError(
-            [
-                Problem(
-                    "data.iterable_sharding",
-                    f"{plan.num_micro_batches} micro-batches a step cannot be shared evenly by "
-                    f"{plan.num_ranks} ranks",
-                    "change global_batch_size or micro_batch_size, or use same_stream",
-                    "own_shard",
-                )
-            ]
-        )
-    return StreamFeed(
-        source, plan, world.dp_index, config.seed, sum_over_ranks if own_shard else None
-    )
+    return Shards(sharding, sum_over_ranks)
+
+
+def _rank_check(
+    source: Source, world: World, config: RunConfig, shards: Shards | None
+) -> RankCheck:
+    sharding = config.data.iterable_sharding
+    return RankCheck.of(world, source.dataset, sharding, shares_out=shards is not None)
 
 
 def _total_steps(config: RunConfig, plan: BatchPlan) -> int | None:
@@ -256,11 +282,16 @@ def make_evaluation_feed(
     world, config = assembly.world, assembly.config
     source = source.settled(can_pin=not world.accelerator.is_cpu)
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
-    most = None if whole else config.evaluation.max_samples
-    return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp, most)
+    parts: dict[str, Any] = {"max_samples": None if whole else config.evaluation.max_samples}
+    if source.sampler is not None:
+        parts["drawn"] = source.sampler.check_repeatable(config.seed)
+    if source.length is None:
+        parts["shards"] = _shards(source, world, config)
+        parts["check"] = _rank_check(source, world, config, parts["shards"])
+    return EvaluationFeed(source, batch_size, world.dp_index, world.layout.dp, **parts)
 
 
-def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
+def _choose(resolved: ResolvedConfig, num_ranks: int, source: Source) -> ResolvedConfig:
     """Fill in what the user left open, each with its reason."""
     if resolved.config.evaluation.batch_size is None:
         micro = resolved.config.micro_batch_size
@@ -273,6 +304,14 @@ def _choose(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
         earlier = micro_batch_so_far(earlier_directory())
         if earlier is not None and resolved.config.global_batch_size % earlier == 0:
             return resolved.choose("micro_batch_size", earlier, "as in this run's first attempt")
+        if source.sampler is not None and source.sampler.yields_batches:
+            largest = source.sampler.largest(source.sampler.draw(resolved.config.seed, 0))
+            if resolved.config.global_batch_size % largest:
+                rule = f"is no multiple of the batch sampler's batches of up to {largest}"
+                size = max(1, resolved.config.global_batch_size // largest) * largest
+                value = resolved.config.global_batch_size
+                raise ConfigError([Problem("global_batch_size", rule, f"use {size}", value)])
+            return resolved.choose("micro_batch_size", largest, "the batch sampler's batches")
     return solve_micro_batch(resolved, num_ranks)
 
 
@@ -319,7 +358,7 @@ def _spread(
     """Divide the model along tp, pp and cp, then make copies or shards of what is left."""
 
     def measure(model: nn.Module) -> dict[str, float]:
-        batch = to_device(source.collate(source.first(plan.micro_batch_size)), world.device)
+        batch = to_device(source.first_batch(plan.micro_batch_size), world.device)
         costs = part_costs(model, lambda model: task.loss(model, batch))
         shared: dict[str, float] = json.loads(world.agree(json.dumps(costs)))
         return shared

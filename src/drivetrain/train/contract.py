@@ -16,6 +16,7 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.traits import all_traits
 from drivetrain.data.fingerprint import content
+from drivetrain.data.sampled_feed import SampledFeed
 from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World
 from drivetrain.record.session import ACCEPT_CHANGE
@@ -36,13 +37,26 @@ def contract_of(config: RunConfig, source: Source, made: Terms, world: World) ->
         **_of_config(config),
         "data.shuffle": None if source.length is None else source.shuffle,
         "data.length": source.length,
+        "data.sampler": _sampler_term(config, source),
         "data.content": content(source),
         **made,
         "layout": str(world.layout),
         **versions(),
     }
-    accepted = frozenset(filter(None, os.environ.get(ACCEPT_CHANGE, "").split(",")))
-    return Contract(json.loads(json.dumps(terms)), accepted)
+    return Contract(json.loads(json.dumps(terms)), accepted_changes())
+
+
+def accepted_changes() -> frozenset[str]:
+    """What the user knows to have changed since the checkpoint."""
+    return frozenset(filter(None, os.environ.get(ACCEPT_CHANGE, "").split(",")))
+
+
+def _sampler_term(config: RunConfig, source: Source) -> str | None:
+    """A digest of the first epoch's ids; the order of those that follow comes from the same."""
+    if source.sampler is None:
+        return None
+    name = type(source.sampler.sampler).__name__
+    return f"{name} ({source.sampler.draw(config.seed, 0).digest:016x})"
 
 
 def model_terms(model: nn.Module) -> dict[str, Any]:
@@ -74,6 +88,14 @@ def agree_on_model(model: nn.Module, world: World) -> list[str]:
     return [
         f"model: {name} has other values on rank {rank} than on rank 0; all start from rank 0's"
     ]
+
+
+def agree_on_sampler(feed: SampledFeed, world: World) -> None:
+    """ConfigError on every rank where one has drawn other samples than rank 0. Collective."""
+    digest = str(feed.first.digest)
+    rank = world.first_with(world.agree(digest) != digest)
+    if rank is not None:
+        raise feed.differs(0, 0)
 
 
 def _sample(tensor: torch.Tensor) -> str:

@@ -120,6 +120,10 @@ def predict(
     world: World,
 ) -> Any:
     """What a function makes of every sample, in the data's order, on rank 0. Collective."""
+    if feed.is_sharded:
+        rule = "ranks read parts of their own, so there is no order of samples to predict in"
+        remedy = "pass a dataset with a length, or a stream that all ranks read (same_stream)"
+        raise ConfigError([Problem("predict", rule, remedy, has_value=False)])
     outputs = Collected()
 
     def look(turn: int, batch: Any, num_samples: int) -> None:

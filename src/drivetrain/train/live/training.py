@@ -36,7 +36,7 @@ from drivetrain.train.loop import Loop
 def go_live(loop: Loop, source: Source, config: RunConfig) -> LiveLoop:
     """The same loop, among replicas; its world must be one of a single rank."""
     engine, plan = loop.engine, loop.feed.plan
-    problems = _problems(config, source.length, plan.num_micro_batches)
+    problems = _problems(config, source, plan.num_micro_batches)
     if problems:
         raise ConfigError(problems)
     meter = engine.meter = LiveMeter(engine.world)
@@ -46,7 +46,7 @@ def go_live(loop: Loop, source: Source, config: RunConfig) -> LiveLoop:
     return LiveLoop(**parts, dealt=feed, saved=loop.feed, meter=meter, patience_s=patience_s)
 
 
-def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> list[Problem]:
+def _problems(config: RunConfig, source: Source, num_micro_batches: int) -> list[Problem]:
     wrong: list[tuple[str, str]] = []
     if "live" not in config.parallel.traits.combines_with:
         remedy = f"use parallel.strategy={with_feature('live')}"
@@ -55,7 +55,9 @@ def _problems(config: RunConfig, length: int | None, num_micro_batches: int) -> 
         wrong.append(("sums follow whoever is there", "use reproducibility=standard"))
     if config.max_time_s is not None:
         wrong.append(("replicas cannot agree on max_time_s", "set max_steps"))
-    if length is None:
+    if source.sampler is not None:
+        wrong.append(("a sampler's order cannot be dealt anew", "pass the dataset alone"))
+    if source.length is None:
         wrong.append(("a stream cannot be dealt anew", "pass a dataset with a length"))
     if num_micro_batches == 1:
         wrong.append(("one micro-batch cannot be shared", "set a smaller micro_batch_size"))

@@ -60,8 +60,8 @@ class RunState:
         if engine.scaler is not None:
             common["scaler"] = engine.scaler
         if isinstance(feed, StreamFeed):
-            own["dataset"] = Value(
-                lambda: feed.dataset_state, lambda state: setattr(feed, "dataset_state", state)
+            own["stream"] = Value(
+                lambda: feed.own_state, lambda state: setattr(feed, "own_state", state)
             )
         spread = engine.spread
         model, optimizer = spread.inner, engine.optimizer
