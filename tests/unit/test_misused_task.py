@@ -138,3 +138,21 @@ def test_a_step_without_a_token_now_and_then_is_only_said(config: dict[str, Any]
     history = Trainer(task(loss=at_times), {**config, "max_steps": 4}).fit(data())
     assert history.losses[:2] == [0.0, 0.0]
     assert history.losses[3] > 0
+
+
+def test_a_model_in_the_place_of_its_function_is_answered() -> None:
+    with pytest.raises(ConfigError, match="Task.model = Linear: is a model, where a function"):
+        task(model=nn.Linear(4, 2))
+
+
+def test_a_loop_says_where_it_is(config: dict[str, Any]) -> None:
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), {**config, "max_steps": 3})
+    assert loop.total_steps == 3
+    seen = []
+    for step in loop.steps():
+        for batch in step:
+            loop.backward(mean(loop.model, batch))
+        seen.append((loop.step_number, loop.epoch))
+        loop.step()
+    assert seen == [(0, 0), (1, 0), (2, 1)]
+    assert loop.step_number == 3

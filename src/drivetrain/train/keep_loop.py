@@ -140,6 +140,21 @@ class KeptLoop:
         """Whether this rank should speak."""
         return self.assembly.world.is_main
 
+    @property
+    def step_number(self) -> int:
+        """Steps done so far, those of earlier attempts included; in a step, the ones before it."""
+        return self._at.step
+
+    @property
+    def total_steps(self) -> int | None:
+        """Of the whole run; None for a stream that decides for itself how long an epoch is."""
+        return self.assembly.total_steps
+
+    @property
+    def epoch(self) -> int:
+        """Of the step under way, counted from 0."""
+        return max(0, self._at.epoch)
+
     def steps(self) -> Iterator[Iterator[Any]]:
         """The run's steps; each is an iterator of this rank's micro-batches."""
         began_s, assembly, config = time.perf_counter(), self.assembly, self.assembly.config

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.schema import Optimization
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.train.outputs import PerSample
 from drivetrain.train.own_schedule import ScheduleFactory
 from drivetrain.train.several_optimizers import as_one
@@ -103,6 +104,12 @@ class Task:
     metrics: MetricsFunction | None = None
     summarize: Any = None
     schedule: ScheduleFactory | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module):
+            rule = "is a model, where a function that makes one belongs"
+            remedy = "pass the function (model=make_model), which runs under the run's seed"
+            raise ConfigError([Problem("Task.model", rule, remedy, type(self.model).__name__)])
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample | float]:
         """What evaluation reports on one batch."""
