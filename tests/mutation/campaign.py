@@ -102,6 +102,8 @@ class Reach:
         if not mutant.function:
             # a default value is used by generated code, which has no line of the file
             touching = {t.partition("::")[0] for tests in by_line.values() for t in tests}
+            # and a file of nothing but definitions is reached by no line at all
+            touching = touching or {test.partition("::")[0] for test in self.seconds}
             found = {test for test in self.seconds if test.partition("::")[0] in touching}
         quickest = sorted(found & self.seconds.keys(), key=lambda t: (self.seconds[t], t))
         total_s = 0.0

@@ -215,6 +215,7 @@ def test_the_whole_traceback_is_named_where_a_part_is_shown() -> None:
     assert head.startswith("rank 0 (pid 10, node-1) failed first")
     assert head.endswith("(only your own calls are shown; the whole traceback: tracebacks/0.txt)")
     assert "site-packages" not in shown
+    assert shown.endswith("raise ValueError\nValueError: wrong")
     plain = RankFailure(0, 10, 1, f"{AT}ValueError: wrong")
     assert "only your own calls" not in verdict([plain], "node-1", Path("tracebacks/0.txt"))
 
@@ -231,3 +232,18 @@ def test_who_only_noticed_is_not_blamed() -> None:
     failure = RankFailure(0, 10, 1, f"{lost}\nraised by the evaluation after step 4")
     assert failure.is_collateral
     assert failure.fault == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "is_fault"),
+    [
+        ("RuntimeError: CUDA out of memory", False),
+        ("torch.OutOfMemoryError: on this device", False),
+        ("RuntimeError: shapes", True),
+        ("torch.Odd: shapes", True),
+        ("Odd: on this device", True),
+    ],
+)
+def test_in_the_users_own_code_all_but_torchs_troubles_count(said: str, is_fault: bool) -> None:
+    failure = RankFailure(0, 10, 1, f"{AT}{said}\nraised by the hook Upload.on_log")
+    assert failure.fault == (f"{said} at train.py:7 in step" if is_fault else "")

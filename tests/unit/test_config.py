@@ -289,6 +289,27 @@ COMBINED: list[tuple[list[str], list[str]]] = [
     (["parallel.deepspeed.offload_optimizer=nvme"], []),
     ([FSDP, "parallel.cp=2", "fault_tolerance=live"], ["fault_tolerance"]),
     (
+        ["optimization.warmup_steps=2", "optimization.warmup_ratio=0.1"],
+        ["optimization.warmup_ratio"],
+    ),
+    (["optimization.decay_steps=2"], ["optimization.decay_steps"]),
+    (
+        ["optimization.lr_scheduler_type=wsd", "optimization.decay_steps=1000000"],
+        ["optimization.decay_steps"],
+    ),
+    (
+        ["optimization.lr_scheduler_type=none", "optimization.warmup_steps=2"],
+        ["optimization.warmup_steps"],
+    ),
+    (
+        ["optimization.lr_scheduler_type=none", "optimization.warmup_ratio=0.1"],
+        ["optimization.warmup_ratio"],
+    ),
+    (
+        ["checkpoint.keep_best=loss", "checkpoint.every_steps=null"],
+        ["checkpoint.keep_best"],
+    ),
+    (
         ["record.mlflow.tracking_uri=https://me:secret@example.org/"],
         ["record.mlflow.tracking_uri"],
     ),
@@ -431,6 +452,13 @@ def test_the_nearest_key_is_one_and_whole() -> None:
     assert nearest_key("optimization.learning_rat") == "optimization.learning_rate"
     assert nearest_key("warmup_step") == "optimization.warmup_steps"
     assert nearest_key("paralel.strategy") == "parallel.strategy"
+    assert nearest_key("tensor.loss_paralel") == "parallel.tensor.loss_parallel"
+    assert nearest_key("a.b.loss_parallel") == "parallel.tensor.loss_parallel"
+
+
+def test_every_divisor_near_what_was_asked_is_named() -> None:
+    (line,) = problems("global_batch_size=7", "max_steps=2", "micro_batch_size=3")
+    assert line.endswith("use one of 1, 7")
 
 
 def test_what_is_chosen_is_written_down_with_its_reason(tmp_path: Path) -> None:

@@ -485,4 +485,9 @@ def test_settings_that_nobody_gave() -> None:
 def test_a_decision_is_yes_or_no() -> None:
     for kind in EndKind:
         for code in (1, 2, STALE_CODE):
-            assert type(decide(End(kind, 1, code), [], Budgets()).restart) is bool
+            for history in ([], [End(kind, 1, code)] * 100):
+                assert type(decide(End(kind, 1, code), history, Budgets()).restart) is bool
+
+
+def test_nodes_may_join_and_leave_as_often_as_they_like() -> None:
+    assert decide(End(EndKind.RESIZED, 7), [End(EndKind.FAILED, 7)] * 100, Budgets()).restart
