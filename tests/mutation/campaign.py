@@ -41,25 +41,23 @@ def main() -> int:
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--group", choices=GROUPS, action="append")
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    groups = asked.group or list(GROUPS)
-    files = {name: GROUPS[name].files(Path.cwd()) for name in groups}
-    everything = {
-        file: Mutants(file, Path(file).read_text()) for name in groups for file in files[name]
-    }
-    counts = {file: len(mutants) for file, mutants in everything.items()}
-    drawn = _sample(everything, asked.sample)
-    known = _known(asked.folder) if asked.again else {}
-    print(f"{len(drawn)} of {sum(counts.values())} mutants", flush=True)
-    rows = []
-    for name in groups:
-        by_hand = [m for m in planted() if m.file in (*files[name], *GROUPS[name].planted_in)]
-        own = [mutant for mutant in drawn if mutant.file in files[name]]
-        random.Random(_SEED).shuffle(own)  # noqa: S311 - what is cut short is a sample too
-        chosen = [*by_hand, *own]
-        rows += _try_all(name, chosen, known, asked.folder / f"{name}.jsonl")
-    write_tables(asked.folder, rows, counts, _SEED)
+    for name in asked.group or list(GROUPS):
+        _try_group(name, asked.folder / name, asked.sample, again=asked.again)
     return 0
+
+
+def _try_group(name: str, folder: Path, sample: str, *, again: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = GROUPS[name].files(Path.cwd())
+    everything = {file: Mutants(file, Path(file).read_text()) for file in files}
+    counts = {file: len(mutants) for file, mutants in everything.items()}
+    drawn = _sample(everything, sample)
+    known = _known(folder) if again else {}
+    print(f"{name}: {len(drawn)} of {sum(counts.values())} mutants", flush=True)
+    by_hand = [m for m in planted() if m.file in (*files, *GROUPS[name].planted_in)]
+    random.Random(_SEED).shuffle(drawn)  # noqa: S311 - what is cut short is a sample too
+    rows = _try_all(name, [*by_hand, *drawn], known, folder / "mutants.jsonl")
+    write_tables(folder, rows, counts, _SEED)
 
 
 def _sample(everything: dict[str, Mutants], size: str) -> list[Mutant]:

@@ -15,13 +15,10 @@ import torch.nn.functional as F
 import yaml
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from drivetrain import (
@@ -203,21 +200,6 @@ def test_augmentation_does_not_depend_on_loader_processes(config: dict[str, Any]
     assert helped.losses == alone.losses
     other = Trainer(task(), {**config, "seed": 7}).fit(Augmented())
     assert other.losses != alone.losses
-
-
-def test_a_sampler_of_ones_own_is_refused(config: dict[str, Any]) -> None:
-    sampler = WeightedRandomSampler([1.0] * 50, 50)
-    with pytest.raises(ConfigError, match="sampler = WeightedRandomSampler: Drivetrain decides"):
-        Trainer(task(), config).fit(DataLoader(data(), sampler=sampler))
-
-
-def test_a_batch_sampler_or_a_partial_sampler_is_refused(config: dict[str, Any]) -> None:
-    batches = BatchSampler(RandomSampler(data()), 4, drop_last=False)
-    with pytest.raises(ConfigError, match="sampler = BatchSampler: Drivetrain decides"):
-        Trainer(task(), config).fit(DataLoader(data(), batch_sampler=batches))
-    some = RandomSampler(data(), replacement=True, num_samples=3)
-    with pytest.raises(ConfigError, match="sampler = RandomSampler: Drivetrain decides"):
-        Trainer(task(), config).fit(DataLoader(data(), sampler=some))
 
 
 class SelfSplitting(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
