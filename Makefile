@@ -39,7 +39,8 @@ lock:                             ## write constraints.txt: the newest versions 
 
 ci:                               ## all that CI runs, what takes one core side by side; .ci/run makes its environment first
 	$(MAKE) --jobs 2 --output-sync=target lint types layers docs build wheel-check accelerator
-	$(MAKE) check-tests on-device slow drills
+	$(MAKE) check-tests on-device
+	$(MAKE) --jobs 2 --output-sync=target slow drills
 
 lint:
 	$(BIN)/ruff check .
@@ -74,7 +75,7 @@ accelerator:                      ## the test device (tests/accelerator), built 
 	$(BIN)/python tests/accelerator/build.py build/accelerator
 
 on-device: accelerator            ## the tests on the test device
-	PYTHONPATH=build/accelerator $(BIN)/pytest tests/accelerator -m "not long"
+	PYTHONPATH=build/accelerator $(BIN)/pytest tests/accelerator -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 gpu-smoke:                        ## on a machine with GPUs, in ten minutes: parity, resume, a kill, bitwise, overhead; one report
 	$(BIN)/python -m tests.gpu_smoke build/gpu-smoke.md
