@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,14 @@ from torch._C._distributed_c10d import GradBucket
 from drivetrain.config.schema import Communication
 from drivetrain.config.schema import TopK as TopKConfig
 from drivetrain.strategies.ddp.communication import OnTheWire, Trial, _Sample, begins_at_once
-from drivetrain.strategies.ddp.compression import BFloat16, Compressor, Mean, Plain, TopKCompressor
+from drivetrain.strategies.ddp.compression import (
+    BFloat16,
+    Compressor,
+    Mean,
+    Plain,
+    TopKCompressor,
+    _hook,
+)
 from drivetrain.testing import run_ranks
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
@@ -255,3 +263,10 @@ def test_auto_declines_where_there_is_nothing_to_gain_and_says_why(tmp_path: Pat
 
 def test_auto_allows_only_what_keeps_the_numbers() -> None:
     assert set(Communication().allow) == {"bf16", "fp16"}
+
+
+def test_torch_takes_the_hook_for_what_it_is() -> None:
+    """DDP compares its annotations with its own types, and refuses their names."""
+    hook = inspect.signature(_hook)
+    assert hook.parameters["bucket"].annotation is GradBucket
+    assert hook.return_annotation == torch.futures.Future[torch.Tensor]

@@ -1,6 +1,6 @@
 """Compressors: what becomes of a bucket of gradients on its way between ranks."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DDP compares a hook's annotations as they are.
 
 from typing import Any, Protocol
 
@@ -22,9 +22,6 @@ from drivetrain.config.schema import TopK as TopKConfig
 # DDP hands over each bucket as it fills; the future it gets back must hold the mean over the ranks,
 # in the bucket's own memory. Buckets keep their index from step to step (`ddp._settle_buckets` has
 # put them in order before the first), so what is left over from one step can be kept under it.
-
-# No `from __future__ import annotations` here: DDP compares a hook's annotations as they are.
-
 
 Mean = torch.futures.Future[torch.Tensor]
 
