@@ -124,6 +124,7 @@ def cut_with_two_groups(folder: str) -> list[dict[int, float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_group_of_an_optimizer_is_saved(tmp_path: Path) -> None:
     """DeepSpeed links a group's state after the first one's step; others' was not found."""
     for whole, resumed in run_ranks(cut_with_two_groups, 2, 300, args=(str(tmp_path),)):

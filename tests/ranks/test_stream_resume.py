@@ -194,6 +194,7 @@ def on_two_ranks(root: str) -> dict[str, tuple[Losses, Losses]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_stream_on_two_ranks(tmp_path: Path) -> None:
     outcomes = run_ranks(on_two_ranks, 2, 120, args=(str(tmp_path),))[0]
     assert len(outcomes) == 12

@@ -35,16 +35,23 @@ def _own_session(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "workers", "expected"),
     [
-        ("Mosaic-like shards, with a state", 0, EXACT),
+        pytest.param("Mosaic-like shards, with a state", 0, EXACT, marks=pytest.mark.long),
         ("torchdata `StatefulDataLoader`", 2, EXACT),
-        ("Hugging Face, streaming", 0, EXACT),
+        pytest.param("Hugging Face, streaming", 0, EXACT, marks=pytest.mark.long),
         ("Hugging Face, `shuffle(buffer_size)`", 0, EXACT),
-        ("Hugging Face, `own_shard`", 2, EXACT_AS_BEFORE),
-        ("Hugging Face, `split_dataset_by_node`", 0, REFUSED),
-        ("Hugging Face, `split_dataset_by_node`, declared", 2, EXACT_AS_BEFORE),
-        ("WebDataset", 2, EXACT),
+        pytest.param("Hugging Face, `own_shard`", 2, EXACT_AS_BEFORE, marks=pytest.mark.long),
+        pytest.param("Hugging Face, `split_dataset_by_node`", 0, REFUSED, marks=pytest.mark.long),
+        pytest.param(
+            "Hugging Face, `split_dataset_by_node`, declared",
+            2,
+            EXACT_AS_BEFORE,
+            marks=pytest.mark.long,
+        ),
+        pytest.param("WebDataset", 2, EXACT, marks=pytest.mark.long),
         ("WebDataset, `split_by_node`", 0, REFUSED),
-        ("WebDataset, `split_by_node`, declared", 2, EXACT_AS_BEFORE),
+        pytest.param(
+            "WebDataset, `split_by_node`, declared", 2, EXACT_AS_BEFORE, marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_stream_of(name: str, workers: int, expected: list[str], tmp_path: Path) -> None:
