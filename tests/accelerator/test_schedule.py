@@ -72,3 +72,21 @@ def test_a_schedule_and_the_best_are_found_again(tmp_path: Path, strategy: str) 
     assert second[1] == first[1][-len(second[1]) :]
     assert 0 < len(second[1]) < 12
     assert first[2] == second[2] == other[0][2]
+
+
+def parts_of_a_loss(folder: str) -> list[tuple[float, dict[str, float]]]:
+    run_in(folder)
+    task = batch_norm_task()
+
+    def loss(model: Any, batch: Any) -> Any:
+        whole: Any = task.loss(model, batch)
+        return whole, {"here": whole, "host": torch.tensor(2, device="cpu"), "plain": 0.5}
+
+    history = Trainer(replace(task, loss=loss), settings(3)).fit(samples())
+    return [(step.loss, dict(step.parts)) for step in history.steps]
+
+
+def test_parts_of_a_loss_may_lie_anywhere(tmp_path: Path) -> None:
+    (steps,) = run_ranks(parts_of_a_loss, 1, 120, args=(str(tmp_path),))
+    for loss, parts in steps:
+        assert parts == {"here": pytest.approx(loss), "host": 2.0, "plain": 0.5}

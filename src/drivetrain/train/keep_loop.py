@@ -44,7 +44,7 @@ from drivetrain.train.evaluate import set_training
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Loop
-from drivetrain.train.own_records import log_image, log_scalars, log_text
+from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.saving.leaving import is_left_on_purpose
@@ -104,7 +104,7 @@ def _no_hooks(name: str, *given: Any) -> None:
 _TASK = Task(model=_not_asked, loss=_not_asked)
 
 
-class KeptLoop:
+class KeptLoop(OwnRecords):
     """What a loop of one's own needs: steps, `backward`, `step`."""
 
     def __init__(self, assembly: Assembly, stateful: Mapping[str, Stateful]) -> None:
@@ -240,26 +240,9 @@ class KeptLoop:
         Any rank may ask. After an evaluation all of them stop at once; else after the step at which
         they next ask each other, about a second later at most, and always after the same one.
         """
-        if self._loop is None:
-            raise RuntimeError("stop() belongs inside `for step in loop.steps()`")
-        self._loop.saver.ask_to_end(reason)
+        self._under_way("stop").saver.ask_to_end(reason)
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Record numbers of your own at the present step, in every sink; rank 0's are kept."""
-        log_scalars(self._recording("log"), values)
-
-    def log_text(self, name: str, text: str) -> None:
-        """Record a text at the present step: in the run's events, and in sinks that take texts."""
-        log_text(self._recording("log_text"), name, text)
-
-    def log_image(self, name: str, image: Any) -> None:
-        """Record an image at the present step, in sinks that take images.
-
-        A tensor (colours, rows, columns) or an array (rows, columns, colours), in 0 to 1 or bytes.
-        """
-        log_image(self._recording("log_image"), name, image)
-
-    def _recording(self, what: str) -> Attempt:
+    def _under_way(self, what: str) -> Attempt:
         if self._loop is None or self._attempt is None:
             raise RuntimeError(f"{what}() belongs inside `for step in loop.steps()`")
         return self._attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,35 +14,43 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.train.attempt import Attempt
 
 
-def log_scalars(attempt: Attempt, values: Mapping[str, Any]) -> None:
-    """Rank 0's numbers; the run's own names (`train/loss`) are taken."""
-    numbers = {}
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
-            remedy = "log its mean(), or use log_image"
-            problem = Problem(f"log[{name!r}]", "is no single number", remedy, tuple(value.shape))
-            raise ConfigError([problem])
-        numbers[name] = float(value)
-    if attempt.assembly.world.is_main:
-        attempt.recorder.scalars(attempt.saver.at.step, numbers)
+class OwnRecords(ABC):
+    """What `Trainer` and a loop of one's own have in common: recording at the step under way."""
 
+    @abstractmethod
+    def _under_way(self, what: str) -> Attempt:
+        """The attempt that trains; RuntimeError, saying where `what` belongs, when none does."""
 
-def log_text(attempt: Attempt, name: str, text: str) -> None:
-    """Rank 0's text: in the run's events, and in every sink that takes texts."""
-    if attempt.assembly.world.is_main:
-        attempt.recorder.medium(attempt.saver.at.step, name, str(text))
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record numbers of your own at the present step, in every sink; rank 0's are kept."""
+        attempt, numbers = self._under_way("log"), {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                rule, remedy = "is no single number", "log its mean(), or use log_image"
+                raise ConfigError([Problem(f"log[{name!r}]", rule, remedy, tuple(value.shape))])
+            numbers[name] = float(value)
+        if attempt.assembly.world.is_main:
+            attempt.recorder.scalars(attempt.saver.at.step, numbers)
 
+    def log_text(self, name: str, text: str) -> None:
+        """Record a text at the present step: in the run's events, and in sinks that take texts."""
+        attempt = self._under_way("log_text")
+        if attempt.assembly.world.is_main:
+            attempt.recorder.medium(attempt.saver.at.step, name, str(text))
 
-def log_image(attempt: Attempt, name: str, image: Any) -> None:
-    """Rank 0's image, in every sink that takes images; said when there is none."""
-    if not attempt.assembly.world.is_main:
-        return
-    pixels = as_pixels(image)
-    if not attempt.recorder.medium(attempt.saver.at.step, name, pixels):
-        attempt.reporter.say_once(
-            "warning: log_image: no sink of this run takes images; record.sinks: tensorboard, "
-            "mlflow or wandb"
-        )
+    def log_image(self, name: str, image: Any) -> None:
+        """Record an image at the present step, in sinks that take images.
+
+        A tensor (colours, rows, columns) or an array (rows, columns, colours), in 0 to 1 or bytes.
+        """
+        attempt = self._under_way("log_image")
+        if not attempt.assembly.world.is_main:
+            return
+        if not attempt.recorder.medium(attempt.saver.at.step, name, as_pixels(image)):
+            attempt.reporter.say_once(
+                "warning: log_image: no sink of this run takes images; record.sinks: tensorboard, "
+                "mlflow or wandb"
+            )
 
 
 def as_pixels(image: Any) -> np.ndarray[Any, Any]:

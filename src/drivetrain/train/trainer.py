@@ -31,7 +31,7 @@ from drivetrain.train.evaluate import predict, set_training
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
-from drivetrain.train.own_records import log_image, log_scalars, log_text
+from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_schedule import refuse_unstepped
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.weights import write_best, write_weights
@@ -40,7 +40,7 @@ from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_
 from drivetrain.train.watch.requested import requested_hooks
 
 
-class Trainer:
+class Trainer(OwnRecords):
     """Trains a task as a config says, on however many ranks were started.
 
     The numbers come from the config, not from the number of ranks. After `fit`, `model` holds this
@@ -122,7 +122,7 @@ class Trainer:
         Any rank may ask. After an evaluation all of them stop at once; else after the step at which
         they next ask each other, about a second later at most, and always after the same one.
         """
-        self._fitting("stop").saver.ask_to_end(reason)
+        self._under_way("stop").saver.ask_to_end(reason)
 
     def _refuse_no_best(self, val: Any) -> None:
         """`keep_best` goes by evaluations, and a checkpoint is made between two steps."""
@@ -156,22 +156,7 @@ class Trainer:
         with assembly.engine.autocast:
             return predict(function, assembly.engine.spread, feed, assembly.world)
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Record numbers of your own at the present step, in every sink; rank 0's are kept."""
-        log_scalars(self._fitting("log"), values)
-
-    def log_text(self, name: str, text: str) -> None:
-        """Record a text at the present step: in the run's events, and in sinks that take texts."""
-        log_text(self._fitting("log_text"), name, text)
-
-    def log_image(self, name: str, image: Any) -> None:
-        """Record an image at the present step, in sinks that take images.
-
-        A tensor (colours, rows, columns) or an array (rows, columns, colours), in 0 to 1 or bytes.
-        """
-        log_image(self._fitting("log_image"), name, image)
-
-    def _fitting(self, what: str) -> Attempt:
+    def _under_way(self, what: str) -> Attempt:
         if self._open is None:
             raise RuntimeError(f"{what}() belongs into a hook, while fit() trains")
         return self._open

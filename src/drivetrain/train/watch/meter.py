@@ -102,8 +102,9 @@ class Meter:
             value = part.sum if isinstance(part, Total) else part
             weight = 1.0 if isinstance(part, Total) else float(micro.num_samples)
             count = part.count if isinstance(part, Total) else weight
-            number = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
-            here.setdefault(name, []).append(_Part(number.to(torch.float32), weight, count))
+            # of one kind, on one device, whatever the task gives: all are read in one go
+            number = torch.as_tensor(value, dtype=torch.float32, device=self._world.device)
+            here.setdefault(name, []).append(_Part(number.detach(), weight, count))
 
     def note_batch(self, micro: MicroBatch) -> None:
         """A step in which this rank has no samples still has a size."""
