@@ -15,7 +15,7 @@ from drivetrain.doctor.channels import AGENT, Channel, Pipe
 from drivetrain.doctor.checks import judge
 from drivetrain.doctor.examine import HostQuestion, examine
 from drivetrain.doctor.facts import Expected, Timeouts
-from drivetrain.doctor.question import read_words, timeouts_of
+from drivetrain.doctor.question import read_train_flags, timeouts_of
 from drivetrain.testing.hosts import Host, Hosts, make_hosts
 
 PORT = 29400
@@ -183,7 +183,7 @@ def stale_process(place: Site) -> None:
 
 
 def contradictory_timeouts(place: Site) -> None:
-    words = read_words(["--stall-timeout", "900", "train.py", "parallel.timeout_s=600"])
+    words = read_train_flags(["--stall-timeout", "900", "train.py", "parallel.timeout_s=600"])
     _ask(place, timeouts=timeouts_of(words))
 
 

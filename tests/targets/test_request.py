@@ -82,7 +82,7 @@ def test_words_of_the_script_ask_for_no_target(line: str) -> None:
 def test_a_module_names_its_job_and_is_handed_on() -> None:
     job = read("--on slurm -m package.train").job
     assert (job.name, job.flags, job.is_module) == ("train", ("-m",), True)
-    assert job.node_words()[-2:] == ("-m", "package.train")
+    assert job.node_argv()[-2:] == ("-m", "package.train")
 
 
 def test_a_launch_file_holds_flags_and_flags_win(desk: Path) -> None:

@@ -119,12 +119,12 @@ def test_a_ray_worker_reads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
 
-    def run_words(_: list[str]) -> int:
+    def run_argv(_: list[str]) -> int:
         seen.append(os.environ["WANDB_API_KEY"])
         return 0
 
-    monkeypatch.setattr(worker, "run_words", run_words)
-    worker.run_script({"run_dir": str(tmp_path), "working_dir": str(tmp_path), "words": []})
+    monkeypatch.setattr(worker, "run_argv", run_argv)
+    worker.run_script({"run_dir": str(tmp_path), "working_dir": str(tmp_path), "argv": []})
     assert seen == [SECRET]
 
 

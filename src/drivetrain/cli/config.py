@@ -11,13 +11,11 @@ from drivetrain.config import load_config
 from drivetrain.config.keys import walk_fields
 
 
-def run(file: str | None, words: Sequence[str]) -> None:
+def run(file: str | None, argv: Sequence[str]) -> None:
     """Without arguments the keys; with some, the config they make."""
     console = terminal(highlight=True)
-    if file is not None or words:
-        console.print(
-            load_config(file, argv=words).to_yaml(), markup=False, highlight=False, end=""
-        )
+    if file is not None or argv:
+        console.print(load_config(file, argv=argv).to_yaml(), markup=False, highlight=False, end="")
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("key", no_wrap=True)

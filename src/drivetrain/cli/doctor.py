@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DoctorRequest:
     """What was typed."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     on: str | None
     hosts: str | None
     cluster: str | None
@@ -61,16 +61,16 @@ def run(asked: DoctorRequest) -> int:
 def _question(asked: DoctorRequest) -> HostQuestion:
     from drivetrain.doctor.examine import HostQuestion
     from drivetrain.doctor.facts import Expected
-    from drivetrain.doctor.question import ports_of, read_expected, read_words, timeouts_of
+    from drivetrain.doctor.question import ports_of, read_expected, read_train_flags, timeouts_of
 
-    words = read_words(asked.words)
+    given = read_train_flags(asked.argv)
     return HostQuestion(
-        ports=ports_of(words, asked.ports),
-        run_dir=asked.run_dir or words.flags.get("--run-dir"),
-        store=asked.store or words.values.get("checkpoint.directory"),
+        ports=ports_of(given, asked.ports),
+        run_dir=asked.run_dir or given.flags.get("--run-dir"),
+        store=asked.store or given.values.get("checkpoint.directory"),
         target=asked.on,
         expected=read_expected(asked.cluster) if asked.cluster else Expected(),
-        timeouts=timeouts_of(words, asked.target_grace_s),
+        timeouts=timeouts_of(given, asked.target_grace_s),
     )
 
 

@@ -24,7 +24,7 @@ class PlanRequest:
     """What was typed."""
 
     model: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     cluster: str
     objective: str
     global_batch_size: int | None
@@ -50,7 +50,7 @@ def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: 
     from drivetrain.plan.profile.sources import find_subject
     from drivetrain.plan.show import show
 
-    found = find_subject(asked.model, asked.words, asked.sequence_length)
+    found = find_subject(asked.model, asked.argv, asked.sequence_length)
     config = None if found.resolved is None else found.resolved.config
     plan = make_plan(Profiler(found.subject), cluster, question(asked, cluster.num_devices, config))
     if picture is not None:
@@ -121,9 +121,9 @@ def run_probe(ranks: int, nodes: int, output: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "probe.json"
         where = Path(output).resolve().parent
-        words = ["--nproc-per-node", str(ranks), "--nnodes", str(nodes), "--spares", "0"]
-        words += ["--max-restarts", "0", "-m", "drivetrain.plan.probe", str(raw), str(where)]
-        code = guard(words)
+        argv = ["--nproc-per-node", str(ranks), "--nnodes", str(nodes), "--spares", "0"]
+        argv += ["--max-restarts", "0", "-m", "drivetrain.plan.probe", str(raw), str(where)]
+        code = guard(argv)
         if code:
             return code
         file = cluster_file(json.loads(raw.read_text()))
@@ -148,7 +148,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def run_rehearsal(
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     world_size: int,
     ranks: str,
     device_memory: str | None,
@@ -166,7 +166,7 @@ def run_rehearsal(
 
     console = terminal(soft_wrap=True)
     with console.status("") as status:  # shown on a terminal only
-        asked = RehearsalRequest(words, world_size, ranks, memory, devices_per_node)
+        asked = RehearsalRequest(argv, world_size, ranks, memory, devices_per_node)
         rehearsal = rehearse(asked, status.update)
     if as_json:
         console.print(json.dumps(as_dict(rehearsal), indent=2), markup=False)
@@ -210,12 +210,12 @@ _FIELDS = {
 _POLICIES = ("restart", "elastic", "live")
 
 
-def run_simulation(words: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> int:
+def run_simulation(flags: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> int:
     """Simulate, and say what came of it."""
     from drivetrain.plan.simulation import outcome, show
     from drivetrain.plan.simulation.show import plot_what_if
 
-    inputs = inputs_of(words)
+    inputs = inputs_of(flags)
     if what_if:
         name, values = _changes(what_if)
         outcomes = outcome.what_if(inputs, name, values)
@@ -261,14 +261,14 @@ def run_published(folder: str) -> int:
     return 0
 
 
-def inputs_of(words: Mapping[str, Any]) -> Inputs:
+def inputs_of(flags: Mapping[str, Any]) -> Inputs:
     """From what was typed; every mistake at once."""
     from drivetrain.plan.simulation.inputs import Inputs
 
     problems: list[Problem] = []
-    if not words["nodes"]:
+    if not flags["nodes"]:
         problems.append(Problem("--nodes", "not given", "say how many train", has_value=False))
-    if not words["mtbf"]:
+    if not flags["mtbf"]:
         remedy = "say how long one node lasts, such as 237d (Llama 3's)"
         problems.append(Problem("--mtbf", "not given", remedy, has_value=False))
     if problems:
@@ -276,12 +276,12 @@ def inputs_of(words: Mapping[str, Any]) -> Inputs:
     values: dict[str, Any] = {}
     for word, field in _FIELDS.items():
         try:
-            values[field] = _value(word, words[word])
+            values[field] = _value(word, flags[word])
         except ConfigError as error:
             problems += error.problems
     for reader in (_correlated, _stragglers):
         try:
-            values |= reader(words)
+            values |= reader(flags)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -310,8 +310,8 @@ def _value(word: str, said: Any) -> Any:
     return said
 
 
-def _correlated(words: Mapping[str, Any]) -> dict[str, Any]:
-    text = words["correlated"]
+def _correlated(flags: Mapping[str, Any]) -> dict[str, Any]:
+    text = flags["correlated"]
     if not text:
         return {}
     parts = [part.strip() for part in text.lower().split("x")]
@@ -323,10 +323,10 @@ def _correlated(words: Mapping[str, Any]) -> dict[str, Any]:
     return {"correlated_per_day": per_day, "correlated_nodes": nodes}
 
 
-def _stragglers(words: Mapping[str, Any]) -> dict[str, Any]:
+def _stragglers(flags: Mapping[str, Any]) -> dict[str, Any]:
     from drivetrain.plan.simulation.inputs import seconds
 
-    text = words["stragglers"]
+    text = flags["stragglers"]
     if not text:
         return {}
     parts = [part.strip() for part in text.lower().split("x")]

@@ -32,16 +32,16 @@ class ProfileChoice:
     nsys: bool
 
 
-def run(words: list[str], choice: ProfileChoice) -> int:
+def run(argv: list[str], choice: ProfileChoice) -> int:
     """Run the script with a profiler around the chosen steps, and say what they spent time on."""
     request = _request(choice)
     console = terminal()
     if choice.nsys:
-        console.print(nsys_command(words, request), markup=False, soft_wrap=True)
+        console.print(nsys_command(argv, request), markup=False, soft_wrap=True)
         return 0
     shutil.rmtree(request.folder, ignore_errors=True)
     os.environ.update(request.environment())
-    code = guard(words)
+    code = guard(argv)
     if code:
         return code
     traces = sorted(Path(request.folder).glob("rank-*.trace.json.gz"))
@@ -55,7 +55,7 @@ def run(words: list[str], choice: ProfileChoice) -> int:
     return 0
 
 
-def nsys_command(words: list[str], request: ProfileRequest) -> str:
+def nsys_command(argv: list[str], request: ProfileRequest) -> str:
     """The same under NVIDIA's Nsight Systems; shown, not run."""
     command = [
         "nsys",
@@ -64,7 +64,7 @@ def nsys_command(words: list[str], request: ProfileRequest) -> str:
         "--sample=none",
         "--wait=all",
         f"--output={request.folder}/node-%h",
-        *("drivetrain", "train", *words),
+        *("drivetrain", "train", *argv),
     ]
     return shlex.join(command)
 

@@ -14,29 +14,29 @@ from drivetrain.launch.request import asked_target, read_command, read_request
 from drivetrain.launch.target import options_text
 
 
-def help_of_target(words: Sequence[str]) -> str | None:
+def help_of_target(argv: Sequence[str]) -> str | None:
     """The flags of the target that is named; None when none is, or no help is asked for."""
-    name = asked_target(words)
+    name = asked_target(argv)
     return None if name is None else options_text(name)
 
 
-def run(words: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> int:
     """Start the ranks and keep them going, or hand the run to a target; the exit code."""
-    words, plan, cluster = _without_plan(list(words))
-    if {"-h", "--help"} & set(words) and asked_target(words) is None:
-        read_command(words)  # says so if help is asked of us, and not of the script
+    argv, plan, cluster = _without_plan(list(argv))
+    if {"-h", "--help"} & set(argv) and asked_target(argv) is None:
+        read_command(argv)  # says so if help is asked of us, and not of the script
     if plan is not None:
-        words = _planned(words, plan, cluster)
+        argv = _planned(argv, plan, cluster)
     if is_bare_rank(os.environ):
-        _become_the_script(words)
-    request = read_request(words)
+        _become_the_script(argv)
+    request = read_request(argv)
     if request is not None:
         from drivetrain.cli.jobs import submit
 
         return submit(request)
     from drivetrain.launch.guardian import guard
 
-    return _leave(guard(words))
+    return _leave(guard(argv))
 
 
 def _leave(code: int) -> NoReturn:
@@ -46,20 +46,20 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _become_the_script(words: Sequence[str]) -> None:
+def _become_the_script(argv: Sequence[str]) -> None:
     """Under a launcher of an engine's own, which has started the ranks: this is one of them."""
     from drivetrain.launch.early import command_of_ranks
 
-    os.execv(sys.executable, [sys.executable, *command_of_ranks(read_command(words))])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, *command_of_ranks(read_command(argv))])  # noqa: S606
 
 
-def _without_plan(words: list[str]) -> tuple[list[str], str | None, str]:
+def _without_plan(argv: list[str]) -> tuple[list[str], str | None, str]:
     """Take out `--plan auto|FILE` and its `--cluster NAME`, before or after the script."""
-    if not any(word.partition("=")[0] == "--plan" for word in words):
-        return words, None, ""  # a --cluster of the script's own stays
+    if not any(word.partition("=")[0] == "--plan" for word in argv):
+        return argv, None, ""  # a --cluster of the script's own stays
     found: dict[str, str] = {}
     rest: list[str] = []
-    queue = iter(words)
+    queue = iter(argv)
     for word in queue:
         flag, has_value, value = word.partition("=")
         if flag in ("--plan", "--cluster"):
@@ -69,7 +69,7 @@ def _without_plan(words: list[str]) -> tuple[list[str], str | None, str]:
     return rest, found.get("--plan"), found.get("--cluster", "cluster.yaml")
 
 
-def _planned(words: list[str], plan: str, cluster: str) -> list[str]:
+def _planned(argv: list[str], plan: str, cluster: str) -> list[str]:
     """The same words with what the plan chose; the ranks are told where it lies."""
     from drivetrain.plan.for_launch import plan_for_command, settings_of
     from drivetrain.train.watch.requested import PLAN_VARIABLE
@@ -77,6 +77,6 @@ def _planned(words: list[str], plan: str, cluster: str) -> list[str]:
     path = Path(plan)
     if plan == "auto":
         path = Path(tempfile.mkdtemp(prefix="drivetrain-plan-")) / "plan.json"
-        plan_for_command(words, cluster).write(path)
+        plan_for_command(argv, cluster).write(path)
     os.environ[PLAN_VARIABLE] = str(path.resolve())
-    return [*words, *settings_of(path)]
+    return [*argv, *settings_of(path)]

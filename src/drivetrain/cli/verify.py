@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def verify_resume(
-    words: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool
+    argv: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool
 ) -> int:
     """Certify, and say so; 1 when it does not hold."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.resume import TOLERANCE, certify_resume
 
-    certificate = certify_resume(words, steps, ranks, then_ranks)
+    certificate = certify_resume(argv, steps, ranks, then_ranks)
     console = terminal(soft_wrap=True)
     if as_json:
         console.print(json.dumps(certificate.to_dict(), indent=2), markup=False)
@@ -52,7 +52,7 @@ def verify_resume(
     return 0 if certificate.holds else 1
 
 
-def verify_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
+def verify_parity(argv: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
     """Certify, and say so; 1 when a layout does not hold."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.parity.layouts import parse_layouts
@@ -65,9 +65,9 @@ def verify_parity(words: tuple[str, ...], layouts: str, steps: int, *, as_json: 
     with console.status("") as status:  # shown on a terminal only
 
         def say(name: str) -> None:
-            status.update(f"{words[0]}: {name}")
+            status.update(f"{argv[0]}: {name}")
 
-        certificate = certify_parity(words, asked, steps, say)
+        certificate = certify_parity(argv, asked, steps, say)
     if as_json:
         console.print(json.dumps(certificate.to_dict(), indent=2), markup=False)
     else:
@@ -133,7 +133,7 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
 # `drivetrain drill`.
 
 
-def drill_script(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
+def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
     """Each kind of fault once, on the user's own script."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.drills.drill import Setting, run_drill, run_reference, small_disk
@@ -149,7 +149,7 @@ def drill_script(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], ste
         known = ", ".join(ONE_HOST_ALL)
         raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
     console = terminal()
-    setting = Setting((*words, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
+    setting = Setting((*argv, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
     passed = True
     with (
         tempfile.TemporaryDirectory(prefix="drill-") as scratch,
@@ -158,7 +158,7 @@ def drill_script(words: tuple[str, ...], ranks: int, kinds: tuple[str, ...], ste
         else nullcontext() as disk,
     ):
         setting = replace(setting, disk=disk)
-        console.print(f"{words[0]} on {ranks} ranks, without a fault …", markup=False)
+        console.print(f"{argv[0]} on {ranks} ranks, without a fault …", markup=False)
         reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
         for kind in (each for each in ONE_HOST_ALL if each in kinds):
             faults = Faults((Fault(kind, step, rank=ranks - 1),))

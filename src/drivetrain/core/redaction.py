@@ -101,10 +101,10 @@ def clean_traceback(text: str) -> str:
     return "".join(part if _CALL.fullmatch(part) else clean_text(part) for part in parts)
 
 
-def secrets_among(words: Sequence[str]) -> list[str]:
+def secrets_among(argv: Sequence[str]) -> list[str]:
     """The words of a command line that look like secrets, cleaned; with the flag that says so."""
     found = []
-    for flag, word in pairwise(("", *words)):
+    for flag, word in pairwise(("", *argv)):
         pair = f"{flag} {word}"
         if clean_text(word) != word:
             found.append(clean_text(word))

@@ -117,9 +117,9 @@ class Pipe:
 def over_ssh(host: str, ssh: Sequence[str], python: str) -> Pipe:
     """Start an agent on `host`, with the same Python and PYTHONPATH as here."""
     path = os.environ.get("PYTHONPATH")
-    words = [*(["env", f"PYTHONPATH={path}"] if path else []), python, "-m", _AGENT_MODULE]
+    argv = [*(["env", f"PYTHONPATH={path}"] if path else []), python, "-m", _AGENT_MODULE]
     # ssh hands one line to a shell there
-    command = [*ssh, host, shlex.join(words)]
+    command = [*ssh, host, shlex.join(argv)]
     pipe = subprocess.PIPE
     return Pipe(host, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
@@ -252,8 +252,8 @@ def meeting(
 ) -> Iterator[list[Channel] | None]:
     """Channels to all members for the one that is first; None for the others, once dismissed."""
     # a job's second meeting does not find the first one's leavings
-    words = [variables.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    place = folder.absolute() / "-".join(["doctor", str(os.getuid()), *filter(None, words)])
+    ids = [variables.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    place = folder.absolute() / "-".join(["doctor", str(os.getuid()), *filter(None, ids)])
     _make_place(place)
     own = place / f"{host or socket.gethostname()}.{secrets.token_hex(8)}"
     own.mkdir(mode=0o700)

@@ -18,18 +18,18 @@ from drivetrain.doctor.facts import Expected, Timeouts
 
 
 @dataclass(frozen=True)
-class Words:
+class TrainFlags:
     """A command line, as far as the doctor reads it: flags by name, and config values by key."""
 
     flags: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def read_words(words: Sequence[str]) -> Words:
+def read_train_flags(argv: Sequence[str]) -> TrainFlags:
     """Flags with values and `key=value`; all else is the script's affair."""
     flags: dict[str, str] = {}
     values: dict[str, Any] = {}
-    queue = list(words)
+    queue = list(argv)
     while queue:
         word = queue.pop(0)
         name, has_value, value = word.partition("=")
@@ -42,7 +42,7 @@ def read_words(words: Sequence[str]) -> Words:
                 values = {**_config(value), **values}
         elif has_value:
             values[name] = yaml.safe_load(value)
-    return Words(flags, values)
+    return TrainFlags(flags, values)
 
 
 def _config(path: str) -> dict[str, Any]:
@@ -54,32 +54,32 @@ def _config(path: str) -> dict[str, Any]:
     return dict(flatten(content or {}))
 
 
-def timeouts_of(words: Words, target_grace_s: float | None = None) -> Timeouts:
+def timeouts_of(given: TrainFlags, target_grace_s: float | None = None) -> Timeouts:
     """Those that were given, the rest as they are by default."""
     usual = Timeouts()
     return Timeouts(
-        collective_s=_seconds("parallel.timeout_s", words.values, usual.collective_s),
-        stall_s=_seconds("--stall-timeout", words.flags, usual.stall_s),
-        slow_s=_seconds("--slow-timeout", words.flags, usual.slow_s),
-        grace_s=_seconds("--grace-period", words.flags, usual.grace_s),
-        keep_alive_s=_keep_alive(words),
+        collective_s=_seconds("parallel.timeout_s", given.values, usual.collective_s),
+        stall_s=_seconds("--stall-timeout", given.flags, usual.stall_s),
+        slow_s=_seconds("--slow-timeout", given.flags, usual.slow_s),
+        grace_s=_seconds("--grace-period", given.flags, usual.grace_s),
+        keep_alive_s=_keep_alive(given),
         target_grace_s=target_grace_s,
     )
 
 
-def _keep_alive(words: Words) -> float | None:
-    pairs = (part.partition("=") for part in words.flags.get("--rdzv-conf", "").split(","))
-    given = {name.strip(): value for name, _, value in pairs}
-    if not {"keep_alive_interval", "keep_alive_max_attempt"} & set(given):
+def _keep_alive(given: TrainFlags) -> float | None:
+    pairs = (part.partition("=") for part in given.flags.get("--rdzv-conf", "").split(","))
+    settings = {name.strip(): value for name, _, value in pairs}
+    if not {"keep_alive_interval", "keep_alive_max_attempt"} & set(settings):
         return None
-    interval = _seconds("keep_alive_interval", given, 5.0)  # torch's own defaults
-    return interval * _seconds("keep_alive_max_attempt", given, 3.0)
+    interval = _seconds("keep_alive_interval", settings, 5.0)  # torch's own defaults
+    return interval * _seconds("keep_alive_max_attempt", settings, 3.0)
 
 
-def ports_of(words: Words, ports: Sequence[int]) -> tuple[int, ...]:
+def ports_of(given: TrainFlags, ports: Sequence[int]) -> tuple[int, ...]:
     """Those named to the doctor, and those the run was told to meet at."""
-    named = [words.flags.get("--rdzv-endpoint", "").rpartition(":")[2]]
-    named += [words.flags.get("--master-port", "")]
+    named = [given.flags.get("--rdzv-endpoint", "").rpartition(":")[2]]
+    named += [given.flags.get("--master-port", "")]
     found = [*ports, *(int(port) for port in named if port.isdigit() and int(port))]
     for port in found:
         if not 0 < port < 65536:

@@ -75,14 +75,14 @@ def add_our_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_command(
-    words: Sequence[str],
+    argv: Sequence[str],
     torchrun: argparse.ArgumentParser,
     aliases: Mapping[str, str] = ALIASES,
     after_script: Collection[str] = AFTER_SCRIPT,
 ) -> Command:
     """Take a command line apart; torchrun's parser says which flags there are."""
     takes_value = _flags(torchrun)
-    queue = list(words)
+    queue = list(argv)
     launcher: list[str] = []
     settings: tuple[str, ...] = ()
     script: str | None = None

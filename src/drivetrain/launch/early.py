@@ -48,8 +48,8 @@ def nodes_of_step(variables: Mapping[str, str], run_dir: str | None) -> Step | N
         raise ConfigError(problems)
     if num_nodes == 1:
         return None
-    words = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return Step(num_nodes, "-".join(variables.get(word, "0") for word in words))
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return Step(num_nodes, "-".join(variables.get(name, "0") for name in names))
 
 
 # What the ranks of a node get from their command line, before anybody has met.
@@ -122,32 +122,32 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg"
 _ENTRY_POINTS = "*-info/entry_points.txt"
 
 
-def start_early(words: Sequence[str]) -> HeadStart | None:
+def start_early(argv: Sequence[str]) -> HeadStart | None:
     """The ranks, begun; None when the supervisor must start them."""
     if not {NODE_SESSION, COMMAND_S} <= os.environ.keys() or _is_set_by_torchruns_variables():
         return None
     try:
-        command, args, given = parsed(words)
+        command, args, given = parsed(argv)
         num_ranks = _num_ranks(args)
         if not given <= _UNDERSTOOD or num_ranks is None or not is_alone(args, given):
             return None
         num_restarts = budgets_of(args, given).failures
     except (ConfigError, argparse.ArgumentError, ValueError):
         return None  # said by those who read it again
-    words_of_rank = command_of_ranks(command)
-    if words_of_rank[0] != "-m" and not Path(command.script).is_file():
+    rank_argv = command_of_ranks(command)
+    if rank_argv[0] != "-m" and not Path(command.script).is_file():
         return None
     os.environ.update(variables_of_ranks(args.run_dir, num_ranks, args.accept_change))
     session = Path(os.environ.pop(NODE_SESSION))  # the supervisor's own, not its ranks'
-    return HeadStart(words_of_rank, session, num_ranks, num_restarts)
+    return HeadStart(rank_argv, session, num_ranks, num_restarts)
 
 
-def parsed(words: Sequence[str]) -> tuple[Command, argparse.Namespace, set[str]]:
+def parsed(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, set[str]]:
     """The command, its flags and which of them were given; without torch, and so unchecked."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_torchruns_flags(parser)
     add_our_flags(parser)
-    command = parse_command(words, parser)
+    command = parse_command(argv, parser)
     given = {word.partition("=")[0] for word in command.launcher_args}
     return command, parser.parse_args(list(command.launcher_args)), given
 

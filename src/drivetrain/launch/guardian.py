@@ -45,9 +45,9 @@ _POLL_S = 1.0
 
 
 @contextmanager
-def only_launcher(words: Sequence[str]) -> Iterator[None]:
+def only_launcher(argv: Sequence[str]) -> Iterator[None]:
     """Hold the lock of the run that the words name, if they name one."""
-    found = _run_of(words)
+    found = _run_of(argv)
     if found is None:
         yield
         return
@@ -65,10 +65,10 @@ def only_launcher(words: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def _run_of(words: Sequence[str]) -> tuple[Path, bool] | None:
+def _run_of(argv: Sequence[str]) -> tuple[Path, bool] | None:
     """The run's directory, and whether this node is all of it; None when there is none to know."""
     try:
-        _, args, given = parsed(words)
+        _, args, given = parsed(argv)
         if args.run_dir is None:
             return None
         several = "--nnodes" not in given and os.environ.get("PET_NNODES", "1") != "1"
@@ -98,23 +98,23 @@ _MOST_RESTARTS = 5
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-def guard(words: Sequence[str]) -> int:
+def guard(argv: Sequence[str]) -> int:
     """Run a supervisor for these words; its exit code."""
     try:
         require_linux(
             "ranks with a supervisor",
             "train in one process with `python SCRIPT`, or submit it (--on slurm …)",
         )
-        with only_launcher(words):
-            return _guard(words)
+        with only_launcher(argv):
+            return _guard(argv)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
 
 
-def _guard(words: Sequence[str]) -> int:
+def _guard(argv: Sequence[str]) -> int:
     session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-    guardian = _Guardian(words, session)
+    guardian = _Guardian(argv, session)
     before = {number: signal.signal(number, guardian.forward) for number in _FORWARDED}
     try:
         return guardian.run()
@@ -125,8 +125,8 @@ def _guard(words: Sequence[str]) -> int:
 
 
 class _Guardian:
-    def __init__(self, words: Sequence[str], session: Path) -> None:
-        self._words = list(words)
+    def __init__(self, argv: Sequence[str], session: Path) -> None:
+        self._argv = list(argv)
         self._session = session
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._asked_with: int | None = None
@@ -158,9 +158,9 @@ class _Guardian:
             COMMAND_S: str(self._began_s),
         }
         if can_fork():
-            self._process = fork_call(lambda: node.run(self._words), environment)
+            self._process = fork_call(lambda: node.run(self._argv), environment)
         else:
-            command = [sys.executable, "-m", "drivetrain.launch.node", *self._words]
+            command = [sys.executable, "-m", "drivetrain.launch.node", *self._argv]
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         if self._asked_with is not None:  # while it was being started, with nobody to tell yet
             self._process.send_signal(self._asked_with)

@@ -49,7 +49,7 @@ class Job:
         """Whether the script is a module's name and not a file."""
         return bool({"-m", "--module"} & set(self.flags))
 
-    def node_words(self, *more_flags: str) -> tuple[str, ...]:
+    def node_argv(self, *more_flags: str) -> tuple[str, ...]:
         """What every node runs after `drivetrain train`; `more_flags` are the target's own."""
         nodes = f"{self.num_nodes}:{self.max_nodes}" if self.is_elastic else str(self.num_nodes)
         return (

@@ -30,7 +30,7 @@ _SAYS_WHERE_TO_MEET = {"--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv-ba
 
 
 def launch(
-    words: Sequence[str],
+    argv: Sequence[str],
     warm: WarmProcess | None = None,
     head_start: HeadStart | None = None,
 ) -> int:
@@ -39,7 +39,7 @@ def launch(
 
     parser = get_args_parser()
     add_our_flags(parser)
-    command = parse_command(words, parser)
+    command = parse_command(argv, parser)
     args = parser.parse_args(command.torchrun_args)
     _check_script(command, args)
     _check_live(args)

@@ -11,17 +11,17 @@ from drivetrain.supervise.processes.node import WarmProcess, adopt_orphans
 from drivetrain.supervise.processes.worker import die_with_parent
 
 
-def run(words: Sequence[str]) -> None:
+def run(argv: Sequence[str]) -> None:
     """Supervise; errors on purpose are shown as they are, with their exit code."""
     die_with_parent()
     # all of them import torch, which takes seconds: side by side
     adopt_orphans()
-    head_start = start_early(words)
-    warm = WarmProcess() if "--warm-start" in words else None
+    head_start = start_early(argv)
+    warm = WarmProcess() if "--warm-start" in argv else None
     from drivetrain.launch.local import launch
 
     try:
-        sys.exit(launch(words, warm, head_start))
+        sys.exit(launch(argv, warm, head_start))
     except DrivetrainError as error:
         prefix = "" if isinstance(error, ConfigError) else "error: "
         sys.stderr.write(f"{prefix}{error}\n")

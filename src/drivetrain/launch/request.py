@@ -58,26 +58,26 @@ class Request:
     waits: bool
 
 
-def asked_target(words: Sequence[str]) -> str | None:
+def asked_target(argv: Sequence[str]) -> str | None:
     """The target that a command line names, if any; nothing else of it needs to be right."""
-    if on := _last_value(words, "--on"):
+    if on := _last_value(argv, "--on"):
         return on
-    if _last_value(words, "--backend") == "ray":
+    if _last_value(argv, "--backend") == "ray":
         return "ray"
-    return "hosts" if _last_value(words, "--hosts") else None
+    return "hosts" if _last_value(argv, "--hosts") else None
 
 
-def read_request(words: Sequence[str]) -> Request | None:
+def read_request(argv: Sequence[str]) -> Request | None:
     """The request in a command line; None when it asks for no target."""
-    is_for_ray = _last_value(words, "--backend") == "ray"
-    if not is_for_ray and not any(w.partition("=")[0] in _ASKS_FOR_A_TARGET for w in words):
+    is_for_ray = _last_value(argv, "--backend") == "ray"
+    if not is_for_ray and not any(w.partition("=")[0] in _ASKS_FOR_A_TARGET for w in argv):
         return None
-    words = [*_from_file(_last_value(words, "--launch-file")), *words]
-    on = _last_value(words, "--on") or ("ray" if is_for_ray else None)
+    argv = [*_from_file(_last_value(argv, "--launch-file")), *argv]
+    on = _last_value(argv, "--on") or ("ray" if is_for_ray else None)
     name = on or "hosts"
     parser, of_target = _parser(target_type(name) if name in TARGETS.names else None)
     # after the script they are taken only when --on is there: --hosts may be the script's own
-    command = parse_command(words, parser, _ALIASES, AFTER_SCRIPT | (of_target if on else set()))
+    command = parse_command(argv, parser, _ALIASES, AFTER_SCRIPT | (of_target if on else set()))
     given = {word.partition("=")[0] for word in command.launcher_args}
     if not given & {"--on", "--hosts"}:
         return None
@@ -89,9 +89,9 @@ def read_request(words: Sequence[str]) -> Request | None:
     return Request(target, job, args.dry_run, args.wait)
 
 
-def read_command(words: Sequence[str]) -> Command:
+def read_command(argv: Sequence[str]) -> Command:
     """A command line for this machine, without asking torch which flags there are."""
-    return parse_command(words, _parser(None)[0])
+    return parse_command(argv, _parser(None)[0])
 
 
 def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
@@ -185,9 +185,9 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value if has_value else os.environ[name]
 
 
-def _last_value(words: Sequence[str], flag: str) -> str | None:
+def _last_value(argv: Sequence[str], flag: str) -> str | None:
     found = None
-    for word, following in zip(words, (*words[1:], ""), strict=False):
+    for word, following in zip(argv, (*argv[1:], ""), strict=False):
         if word == flag:
             found = following
         elif word.startswith(f"{flag}="):

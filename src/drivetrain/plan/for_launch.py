@@ -19,22 +19,20 @@ from drivetrain.plan.search import Question, proposed
 from drivetrain.plan.show import show
 
 
-def plan_for_command(words: Sequence[str], said: str) -> Plan:
+def plan_for_command(argv: Sequence[str], said: str) -> Plan:
     """For the script in `words`, on the ranks that `words` start."""
-    script = next((word for word in words if word.endswith(".py")), None)
+    script = next((word for word in argv if word.endswith(".py")), None)
     if script is None:
         rule = "needs a script that calls Trainer.fit"
         raise ConfigError([Problem("--plan", rule, "name one", "auto")])
     cluster = load_cluster(said)
-    nodes, per_node = _count(words, "--nnodes"), _count(words, "--nproc-per-node")
+    nodes, per_node = _count(argv, "--nnodes"), _count(argv, "--nproc-per-node")
     cluster = replace(
         cluster,
         num_nodes=nodes or (1 if per_node else cluster.num_nodes),
         devices_per_node=per_node or cluster.devices_per_node,
     )
-    own = [
-        word for word in words[list(words).index(script) + 1 :] if "=" in word and word[0] != "-"
-    ]
+    own = [word for word in argv[list(argv).index(script) + 1 :] if "=" in word and word[0] != "-"]
     found = from_script(script, own)
     if found.resolved is None:
         raise AssertionError("a script has a config")
@@ -63,10 +61,10 @@ def settings_of(path: Path) -> list[str]:
     return [f"{key}={value}" for key, value in best["settings"].items()]
 
 
-def _count(words: Sequence[str], flag: str) -> int | None:
-    for index, word in enumerate(words):
+def _count(argv: Sequence[str], flag: str) -> int | None:
+    for index, word in enumerate(argv):
         name, has_value, value = word.partition("=")
         if name.replace("_", "-") == flag:
-            text = value if has_value else words[index + 1]
+            text = value if has_value else argv[index + 1]
             return int(text) if text.isdigit() else None
     return None

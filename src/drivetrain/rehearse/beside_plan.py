@@ -48,25 +48,25 @@ class PlanComparison:
         return self.predicted / self.counted - 1.0 if self.counted else None
 
 
-def predict_in_process(words: tuple[str, ...], layout: Layout, connection: Connection) -> None:
+def predict_in_process(argv: tuple[str, ...], layout: Layout, connection: Connection) -> None:
     """A process's whole life: the script up to `Trainer.fit`, then the planner."""
     try:
-        connection.send(predict(words, layout))
+        connection.send(predict(argv, layout))
     except Exception as error:  # a rehearsal goes on without it
         connection.send(f"{type(error).__name__}: {error}")
     connection.close()
 
 
-def predict(words: Sequence[str], layout: Layout) -> Prediction:
+def predict(argv: Sequence[str], layout: Layout) -> Prediction:
     """What the planner says of the script's own settings."""
     from drivetrain.plan.cost.estimate import stage_memory
     from drivetrain.plan.cost.parts import exchanged_bytes
     from drivetrain.plan.profile.profiling import Profiler
     from drivetrain.plan.profile.sources import from_script
 
-    if words[0] == "-m":
+    if argv[0] == "-m":
         raise NotImplementedError("a module started with -m is not planned for")
-    found = from_script(words[0], words[1:])
+    found = from_script(argv[0], argv[1:])
     if found.resolved is None:
         raise AssertionError("a script has a config")
     candidate = _candidate(solve_micro_batch(found.resolved, layout.dp).config, layout)

@@ -30,7 +30,7 @@ _PLAN_S = 120.0
 class RehearsalRequest:
     """What the user wants to know."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     world_size: int
     ranks: str = "sample"
     device_memory_bytes: int | None = None
@@ -69,9 +69,9 @@ def rehearse(asked: RehearsalRequest, say: Callable[[str], None] = lambda _: Non
 
 def _rehearse(asked: RehearsalRequest, letters: str, say: Callable[[str], None]) -> Rehearsal:
     began = time.perf_counter()
-    os.environ[SCRIPT] = asked.words[0]
+    os.environ[SCRIPT] = asked.argv[0]
     part = Part(
-        asked.words,
+        asked.argv,
         0,
         asked.world_size,
         asked.devices_per_node,
@@ -96,7 +96,7 @@ def _rehearse(asked: RehearsalRequest, letters: str, say: Callable[[str], None])
             ranks[0].connection.send(tuple(chosen))
             others = [replace(part, rank=c.rank, chosen=tuple(chosen)) for c in chosen if c.rank]
             ranks += [_Process.start(other) for other in others]
-            foresight = _Foresight.start(asked.words, layout)
+            foresight = _Foresight.start(asked.argv, layout)
             reports = _gather(ranks, chosen, asked.timeout_s, say)
             compared, problem = foresight.compare(reports, layout)
         else:
@@ -127,8 +127,8 @@ def _check(asked: RehearsalRequest) -> None:
     if asked.world_size < 2:
         rule = "a rehearsal is of several ranks"
         problems.append(Problem("--world-size", rule, "use 2 or more", asked.world_size))
-    if asked.words[0] != "-m" and not os.path.isfile(asked.words[0]):
-        problems.append(Problem("SCRIPT", "no such file", "give a script's path", asked.words[0]))
+    if asked.argv[0] != "-m" and not os.path.isfile(asked.argv[0]):
+        problems.append(Problem("SCRIPT", "no such file", "give a script's path", asked.argv[0]))
     if problems:
         raise ConfigError(problems)
 
@@ -177,11 +177,11 @@ class _Foresight:
     connection: Connection
 
     @classmethod
-    def start(cls, words: tuple[str, ...], layout: Layout) -> _Foresight:
+    def start(cls, argv: tuple[str, ...], layout: Layout) -> _Foresight:
         context = multiprocessing.get_context("forkserver")
         here, there = context.Pipe()
         process = context.Process(
-            target=predict_in_process, args=(words, layout, there), daemon=True
+            target=predict_in_process, args=(argv, layout, there), daemon=True
         )
         process.start()
         there.close()

@@ -34,7 +34,7 @@ def lines(rehearsal: Rehearsal) -> list[str]:
 def as_dict(rehearsal: Rehearsal) -> dict[str, Any]:
     layout = rehearsal.layout
     return {
-        "script": list(rehearsal.asked.words),
+        "script": list(rehearsal.asked.argv),
         "world_size": rehearsal.asked.world_size,
         "layout": None if layout is None else str(layout),
         "seconds": round(rehearsal.seconds, 2),
@@ -51,7 +51,7 @@ def _head(rehearsal: Rehearsal) -> str:
     asked, layout = rehearsal.asked, rehearsal.layout
     where = "" if layout is None else f", {layout}"
     return (
-        f"{asked.words[0]}: {asked.world_size:,} ranks{where}; rehearsed {len(rehearsal.reports)} "
+        f"{asked.argv[0]}: {asked.world_size:,} ranks{where}; rehearsed {len(rehearsal.reports)} "
         f"of them in {rehearsal.seconds:.1f} s and {readable_bytes(rehearsal.process_bytes)}"
     )
 

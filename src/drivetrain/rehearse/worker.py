@@ -35,7 +35,7 @@ SHOW = "DRIVETRAIN_REHEARSE_SHOW"
 class Part:
     """What a process is told when it starts."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     rank: int
     world_size: int
     devices_per_node: int
@@ -107,7 +107,7 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
         become_rank(part.rank, part.world_size, part.devices_per_node)
         setattr(Trainer, "fit", lambda trainer, train, val=None: rank.fit(trainer, train, val))  # noqa: B010
         setattr(keep_loop, "KeptLoop", _no_kept_loops)  # noqa: B010
-        _run(part.words)
+        _run(part.argv)
         if not rank.has_trained:
             failure = Failure(
                 "RuntimeError",
@@ -123,14 +123,14 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
     os._exit(0)  # without taking thousands of process groups apart
 
 
-def _run(words: tuple[str, ...]) -> None:
-    if words[0] == "-m":
-        sys.argv = list(words[1:])
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+def _run(argv: tuple[str, ...]) -> None:
+    if argv[0] == "-m":
+        sys.argv = list(argv[1:])
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
-    sys.argv = list(words)
-    sys.path.insert(0, str(Path(words[0]).resolve().parent))
-    runpy.run_path(words[0], run_name="__main__")
+    sys.argv = list(argv)
+    sys.path.insert(0, str(Path(argv[0]).resolve().parent))
+    runpy.run_path(argv[0], run_name="__main__")
 
 
 def _no_kept_loops(*_: Any, **__: Any) -> None:

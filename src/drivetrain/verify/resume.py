@@ -52,12 +52,12 @@ class Certificate:
         return {**self.__dict__, "holds": self.holds, "tolerance": TOLERANCE}
 
 
-def certify_resume(words: tuple[str, ...], steps: int, ranks: int, then_ranks: int) -> Certificate:
+def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: int) -> Certificate:
     """Run it, kill it, go on, compare."""
     half = steps // 2
     every = max(1, half // 4)
     settings = (f"max_steps={steps}", f"checkpoint.every_steps={every}")
-    setting = Setting((*words, *settings), ranks)
+    setting = Setting((*argv, *settings), ranks)
     with tempfile.TemporaryDirectory(prefix="certificate-") as scratch:
         whole, killed = Path(scratch) / "whole", Path(scratch) / "killed"
         problems = run_once(setting, Faults(), whole).problems
@@ -70,10 +70,10 @@ def certify_resume(words: tuple[str, ...], steps: int, ranks: int, then_ranks: i
                 run_once(stays_down, faults, killed)
                 problems = run_once(replace(setting, ranks=then_ranks), Faults(), killed).problems
         if problems:
-            return _certificate(words, steps, half, (ranks, then_ranks), problems)
+            return _certificate(argv, steps, half, (ranks, then_ranks), problems)
         problems = checkpoint_problems(killed / "run")
         return replace(
-            _certificate(words, steps, half, (ranks, then_ranks), problems),
+            _certificate(argv, steps, half, (ranks, then_ranks), problems),
             resumed_from=_resumed_from(killed),
             same_bits=weights_fingerprint(whole / "run") == weights_fingerprint(killed / "run"),
             deviation=_deviation(whole / "run", killed / "run", half),
@@ -81,9 +81,9 @@ def certify_resume(words: tuple[str, ...], steps: int, ranks: int, then_ranks: i
 
 
 def _certificate(
-    words: tuple[str, ...], steps: int, half: int, layouts: tuple[int, int], problems: list[str]
+    argv: tuple[str, ...], steps: int, half: int, layouts: tuple[int, int], problems: list[str]
 ) -> Certificate:
-    return Certificate(words[0], steps, half, 0, layouts, False, float("nan"), tuple(problems))
+    return Certificate(argv[0], steps, half, 0, layouts, False, float("nan"), tuple(problems))
 
 
 def _resumed_from(folder: Path) -> int:

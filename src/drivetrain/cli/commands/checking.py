@@ -13,9 +13,12 @@ verbs = typer.Typer()
 
 @verbs.command()
 def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
-    words: Annotated[
+    argv: Annotated[
         list[str] | None,
-        typer.Argument(help="After --: the arguments of the `drivetrain train` to check."),
+        typer.Argument(
+            metavar="TRAIN_ARGS",
+            help="After --: the arguments of the `drivetrain train` to check.",
+        ),
     ] = None,
     on: Annotated[
         str | None,
@@ -66,7 +69,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
     from drivetrain.cli import doctor as verb
 
     asked = verb.DoctorRequest(
-        words=tuple(words or ()),
+        argv=tuple(argv or ()),
         on=on,
         hosts=hosts,
         cluster=cluster,
@@ -109,8 +112,8 @@ def drill(
     """
     from drivetrain.cli.verify import drill_script
 
-    words = tuple(script or ("-m", "drivetrain.verify.drills.workload"))
-    raise typer.Exit(drill_script(words, ranks, tuple(faults.split(",")), at_step))
+    argv = tuple(script or ("-m", "drivetrain.verify.drills.workload"))
+    raise typer.Exit(drill_script(argv, ranks, tuple(faults.split(",")), at_step))
 
 
 # Certificates for one's own script.

@@ -20,7 +20,10 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
             "module:function that returns a Subject."
         ),
     ],
-    words: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    argv: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT_ARGS", help="Arguments of the script."),
+    ] = None,
     cluster: Annotated[
         str, typer.Option(help="A cluster.yaml, or a name and a count: h100:64, p5.48xlarge:8.")
     ] = "cluster.yaml",
@@ -65,7 +68,7 @@ def plan(  # noqa: PLR0913, PLR0917 - a verb's options
 
     asked = PlanRequest(
         model,
-        tuple(words or ()),
+        tuple(argv or ()),
         cluster,
         objective,
         global_batch_size,
@@ -127,9 +130,9 @@ def rehearse(
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
     from drivetrain.cli.planning import run_rehearsal
 
-    words = tuple(script)
+    argv = tuple(script)
     raise typer.Exit(
-        run_rehearsal(words, world_size, ranks, device_memory, devices_per_node, as_json=as_json)
+        run_rehearsal(argv, world_size, ranks, device_memory, devices_per_node, as_json=as_json)
     )
 
 
@@ -185,9 +188,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's flags are its arguments
     \b
       drivetrain simulate --nodes 2048 --mtbf 237d --days 54 --spares 16 --price 2.5
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
-    words = dict(locals())  # every flag, by its name
+    flags = dict(locals())  # every flag, by its name
     from drivetrain.cli import planning as verb
 
     if published:
         raise typer.Exit(verb.run_published(published))
-    raise typer.Exit(verb.run_simulation(words, what_if, plot, as_json=as_json))
+    raise typer.Exit(verb.run_simulation(flags, what_if, plot, as_json=as_json))

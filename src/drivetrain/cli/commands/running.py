@@ -124,12 +124,13 @@ def resume_run(run: Run, trust: Trust = False) -> None:
 
 @verbs.command()
 def config(
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Overrides to check: path.to.key=value.")
+    argv: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Overrides to check: path.to.key=value."),
     ] = None,
     file: Annotated[str | None, typer.Option("--config", help="YAML file to check.")] = None,
 ) -> None:
     """List every config key with its default, or check a config and show it resolved."""
     from drivetrain.cli.config import run
 
-    run(file, words or [])
+    run(file, argv or [])

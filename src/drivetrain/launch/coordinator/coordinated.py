@@ -128,9 +128,9 @@ def signal_coordinator(run_dir: Path, pid: int) -> None:
 def _is_coordinator(run_dir: Path, pid: int) -> bool:
     """By its command line, as the system knows it."""
     try:
-        words = read_command(pid)
-        named = Path(words[-1])
-        return _MODULE in words and named.is_absolute() and named.samefile(run_dir)
+        argv = read_command(pid)
+        named = Path(argv[-1])
+        return _MODULE in argv and named.is_absolute() and named.samefile(run_dir)
     except (OSError, IndexError):
         return False
 

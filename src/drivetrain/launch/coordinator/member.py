@@ -58,10 +58,10 @@ def read_members(path: Path) -> Members:
 def with_stdin_watchdog(job: Job, python: str, *more_flags: str) -> list[str]:
     """What runs on a host, as one command line's words; variables first, for `env`."""
     variables = [f"{name}={value}" for name, value in job.environment]
-    words = job.node_words(*more_flags)
+    argv = job.node_argv(*more_flags)
     leash = [python, "-m", "drivetrain.launch.coordinator.stdin_watchdog"]
     leash += [FROM_STDIN] if job.secrets else []
-    return [*(["env", *variables] if variables else []), *leash, *words]
+    return [*(["env", *variables] if variables else []), *leash, *argv]
 
 
 # The lock of a run's coordinator: whoever can take it knows that none is at work.

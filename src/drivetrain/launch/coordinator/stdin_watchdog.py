@@ -37,10 +37,10 @@ def variables_from(leash: int) -> dict[str, str] | None:
     return found
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """The exit code of the run."""
-    if words[:1] == [FROM_STDIN]:
-        words = words[1:]
+    if argv[:1] == [FROM_STDIN]:
+        argv = argv[1:]
         variables = variables_from(0)
         if variables is None:
             return PREEMPTED_CODE
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     os.dup2(nothing, 0)  # the ranks are not to read from it, or to keep it open
     os.close(nothing)
     threading.Thread(target=_hold, args=(leash,), daemon=True).start()
-    return guard(words)
+    return guard(argv)
 
 
 if __name__ == "__main__":

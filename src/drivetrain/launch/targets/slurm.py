@@ -135,9 +135,9 @@ def _srun(job: Job, options: SlurmOptions) -> str:
 
 def _split(job: Job) -> tuple[list[str], str]:
     """The flags one by one, for a line each, and the script with its arguments."""
-    words = [shlex.quote(word) for word in job.node_words()]
-    num_script_words = 1 + len(job.script_args)
-    return words[:-num_script_words], " ".join(words[-num_script_words:])
+    argv = [shlex.quote(word) for word in job.node_argv()]
+    num_script_args = 1 + len(job.script_args)
+    return argv[:-num_script_args], " ".join(argv[-num_script_args:])
 
 
 def _mount(path: str) -> str:

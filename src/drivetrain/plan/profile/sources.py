@@ -84,10 +84,10 @@ class Found:
     resolved: ResolvedConfig | None = None
 
 
-def find_subject(said: str, words: Sequence[str] = (), sequence_length: int | None = None) -> Found:
+def find_subject(said: str, argv: Sequence[str] = (), sequence_length: int | None = None) -> Found:
     """`script.py`, a name (llama-3-70b), `config.json`, or `module:function`."""
     if said.endswith(".py"):
-        return from_script(said, words)
+        return from_script(said, argv)
     if said.endswith(".json"):
         return Found(_from_json(Path(said), sequence_length))
     if ":" in said:
@@ -179,12 +179,12 @@ def _from_import(said: str) -> Subject:
     return made
 
 
-def from_script(path: str, words: Sequence[str] = ()) -> Found:
+def from_script(path: str, argv: Sequence[str] = ()) -> Found:
     """Run the script up to `Trainer.fit`, and take what it was about to train."""
     if not Path(path).is_file():
         raise ConfigError([Problem("SCRIPT", "no such file", "give the path of a script", path)])
     before, where = sys.argv, str(Path(path).resolve().parent)
-    sys.argv = [path, *words]
+    sys.argv = [path, *argv]
     sys.path.insert(0, where)
     try:
         with intercepting():

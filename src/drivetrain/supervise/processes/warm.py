@@ -46,17 +46,17 @@ def main() -> None:
             worker.PARENT: str(supervisor),
             worker.CONTROL: str(control),
         }
-        words = json.loads(message)  # of the workers' command line
-        pid = fork_away(lambda: _become_worker(words, line, supervisor), environment)  # noqa: B023
+        argv = json.loads(message)  # of the workers' command line
+        pid = fork_away(lambda: _become_worker(argv, line, supervisor), environment)  # noqa: B023
         os.close(control)
         with contextlib.suppress(BrokenPipeError):
             line.send(f"{pid}\n".encode())
 
 
-def _become_worker(words: list[str], line: socket.socket, supervisor: int) -> None:
+def _become_worker(argv: list[str], line: socket.socket, supervisor: int) -> None:
     line.close()
     _be_adopted(supervisor)
-    sys.argv[1:] = words
+    sys.argv[1:] = argv
     worker.main()
 
 

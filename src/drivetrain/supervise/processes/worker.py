@@ -43,28 +43,28 @@ _PUBLIC = ("Trainer", "prepare")  # what a script takes from the package, wherev
 
 def main() -> None:
     """`python -m drivetrain.supervise.processes.worker SCRIPT ARGS…` or `… -m MODULE ARGS…`."""
-    words = sys.argv[1:]
+    argv = sys.argv[1:]
     die_with_parent()
     if os.environ.pop(WARM, None):
-        import_ahead(words)
+        import_ahead(argv)
     if "torch" in sys.modules:
         _load_lazy_parts()
     _await_rank()
     _redirect()
     dump_responder.stay_ready()
-    _leave(run_words(words))
+    _leave(run_argv(argv))
 
 
-def run_words(words: list[str]) -> int:
+def run_argv(argv: list[str]) -> int:
     """The script, to its end; its exit code."""
     try:
-        if words[0] == "-m":
-            sys.argv = words[1:]
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = words
-            sys.path[0] = str(Path(words[0]).resolve().parent)
-            runpy.run_path(words[0], run_name="__main__")
+            sys.argv = argv
+            sys.path[0] = str(Path(argv[0]).resolve().parent)
+            runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -105,7 +105,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def import_ahead(words: list[str]) -> None:
+def import_ahead(argv: list[str]) -> None:
     """Import what Drivetrain needs and what the script imports at its top; nothing else is run."""
     from drivetrain.core.traits import all_traits  # pydantic's; a process that is not warm waits
 
@@ -114,7 +114,7 @@ def import_ahead(words: list[str]) -> None:
     package = importlib.import_module("drivetrain")
     for name in _PUBLIC:
         getattr(package, name)
-    script = Path(words[0]) if words else None
+    script = Path(argv[0]) if argv else None
     if script is None or not script.is_file():
         return
     for name in _top_imports(script.read_text()):

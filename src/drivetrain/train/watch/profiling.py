@@ -82,7 +82,7 @@ class Profiling(Hook):
 def _start_py_spy(path: Path) -> subprocess.Popen[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
     program = Path(sys.executable).with_name("py-spy")
-    words = [
+    argv = [
         "record",
         "--pid",
         str(os.getpid()),
@@ -92,5 +92,5 @@ def _start_py_spy(path: Path) -> subprocess.Popen[bytes]:
         "--nonblocking",
     ]
     return subprocess.Popen(  # noqa: S603 - a fixed command
-        [str(program), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [str(program), *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -117,7 +117,7 @@ _MEET_QUICKLY = (
 class Setting:
     """How a drill's run is started."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     """The script and its arguments."""
     ranks: int = 2
     """Per node."""
@@ -336,7 +336,7 @@ def _make_nodes(
         *_PATIENCE,
         *several,
         *setting.flags,
-        *setting.words,
+        *setting.argv,
     ]
     return [
         DrillNode(

@@ -169,8 +169,8 @@ class Injector:
     def _remount(self, mode: str) -> None:
         """Also of the small disk; while a save has a file open there it is busy."""
         disk = (self._run_dir / "checkpoints").resolve().parent
-        words = ["mount", "-o", f"remount,{mode}", str(disk)]
-        while subprocess.run(words, capture_output=True, check=False).returncode:
+        argv = ["mount", "-o", f"remount,{mode}", str(disk)]
+        while subprocess.run(argv, capture_output=True, check=False).returncode:
             time.sleep(0.005)
 
     def _newest_claim(self) -> Path:

@@ -42,10 +42,10 @@ class Template:
         self._host = host
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
         """`drivetrain train WORDS` on the host; a child of this process."""
         self.wake()
-        request = {"words": list(words), "environment": dict(environment), "log": str(log)}
+        request = {"argv": list(argv), "environment": dict(environment), "log": str(log)}
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(self._path))
             line.sendall(json.dumps(request).encode() + b"\n")
@@ -67,12 +67,12 @@ class Template:
         if self._process is not None and self._process.poll() is None:
             return
         self._path.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "drivetrain.verify.drills.template", str(self._path)]
+        argv = [sys.executable, "-m", "drivetrain.verify.drills.template", str(self._path)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PARENT": str(os.getpid())}
         if self._host is None:
-            self._process = subprocess.Popen(words, env=environment, text=True)
+            self._process = subprocess.Popen(argv, env=environment, text=True)
         else:
-            self._process = self._host.popen(words, env=environment)
+            self._process = self._host.popen(argv, env=environment)
         deadline_s = time.monotonic() + 60
         while not self._path.exists():
             if time.monotonic() > deadline_s or self._process.poll() is not None:
@@ -116,9 +116,9 @@ def _launch(request: dict[str, object]) -> None:
     descriptor = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    words = request["words"]
+    argv = request["argv"]
     sys.argv = ["drivetrain", "train"]
-    sys.exit(guard([str(word) for word in words] if isinstance(words, list) else []))
+    sys.exit(guard([str(word) for word in argv] if isinstance(argv, list) else []))
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class ParityCertificate:
 class Runner:
     """Runs the script in a folder of its own, under one layout after another."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     settings: tuple[str, ...]
     scratch: Path
     num_threads: int
@@ -143,7 +143,7 @@ class Runner:
         }
         command = [sys.executable, "-m", "drivetrain", "train", f"--run-dir={folder / 'run'}"]
         command += [f"--nproc-per-node={layout.num_ranks}", "--max-restarts=0", "--spares=0"]
-        command += self.words
+        command += self.argv
         with open(folder / "output.txt", "w") as output:
             result = subprocess.run(
                 [*command, *self.settings, *layout.overrides],
@@ -180,7 +180,7 @@ class Ran:
 
 
 def certify_parity(
-    words: tuple[str, ...], layouts: Sequence[AskedLayout], steps: int, say: Say
+    argv: tuple[str, ...], layouts: Sequence[AskedLayout], steps: int, say: Say
 ) -> ParityCertificate:
     """Run it on one process, then under each layout, and compare."""
     widest = max(layout.num_ranks for layout in layouts)
@@ -193,7 +193,7 @@ def certify_parity(
         "sentinel.every_steps=null",  # where copies part is to be found here, not to stop the run
     )
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
-        runner = Runner(words, settings, Path(scratch), threads)
+        runner = Runner(argv, settings, Path(scratch), threads)
         notes = []
         if any(layout.divides_the_model for layout in layouts):
             notes.append("dropout is off: ranks that share a model draw masks for their own part")
@@ -216,7 +216,7 @@ def certify_parity(
         for layout in layouts:
             say(layout.name)
             results.append(_certify_layout(compared, layout))
-    return ParityCertificate(words[0], steps, precision, allowed, tuple(notes), tuple(results))
+    return ParityCertificate(argv[0], steps, precision, allowed, tuple(notes), tuple(results))
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ class Background:
         return script_problems(job)
 
     def render(self, job: Job) -> Rendered:
-        words = [sys.executable, "-m", "drivetrain", "train", *job.node_words()]
-        lines = [f"nice -n {self.niceness} {shlex.join(words)}", f"echo $? > {_end(job)}", ""]
+        argv = [sys.executable, "-m", "drivetrain", "train", *job.node_argv()]
+        lines = [f"nice -n {self.niceness} {shlex.join(argv)}", f"echo $? > {_end(job)}", ""]
         return Rendered("job.sh", "\n".join(lines), ("sh", "job.sh"))
 
     def submit(self, job: Job, rendered: Rendered) -> str:

@@ -65,12 +65,12 @@ def grace_seconds(job: Job) -> int:
 
 def container(job: Job, options: KubernetesOptions) -> Manifest:
     """One node's supervisor; its ranks are its children."""
-    words = in_pods(job, options).node_words(*_meeting(job, options))
+    argv = in_pods(job, options).node_argv(*_meeting(job, options))
     made: Manifest = {
         "name": CONTAINER,
         "image": options.image,
         "command": ["drivetrain", "train"],
-        "args": [escaped(word) for word in words],
+        "args": [escaped(word) for word in argv],
         "env": environment(job),
         "resources": resources(job, options),
         "securityContext": _rights(options),

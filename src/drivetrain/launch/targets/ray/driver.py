@@ -126,7 +126,7 @@ trainer = TorchTrainer(
     # each worker runs the script as it is
     run_script,
     train_loop_config={{
-        "words": {words},
+        "argv": {argv},
         "working_dir": {working_dir},
         "run_dir": run_dir,
     }},
@@ -153,14 +153,14 @@ def driver_script(job: Job, options: RayOptions) -> str:
         title=f"{job.name} on Ray: {_count(job)}",
         run_dir=_literal(job.run_dir),
         working_dir=_literal(job.working_dir),
-        words=_literal(script_words(job)),
+        argv=_literal(script_argv(job)),
         backend=_literal("cpu:gloo,cuda:nccl" if job.gpus_per_node else "gloo"),
         scaling="".join(f"        {line},\n" for line in _scaling(job, options)).rstrip("\n"),
         max_failures=max_failures(job),
     )
 
 
-def script_words(job: Job) -> list[str]:
+def script_argv(job: Job) -> list[str]:
     """The script and its arguments, as a worker runs them."""
     return [*(["-m"] if job.is_module else []), job.script, *job.script_args]
 

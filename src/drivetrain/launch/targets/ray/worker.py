@@ -23,7 +23,7 @@ from drivetrain.launch.targets.ray.failures import ScriptFailed
 from drivetrain.record.requests import ask_to_stop
 from drivetrain.record.session import RUN_DIR, SESSION, TRAINS, read_progress
 from drivetrain.supervise.policy import PREEMPTED_CODE
-from drivetrain.supervise.processes.worker import run_words
+from drivetrain.supervise.processes.worker import run_argv
 
 STOP_FILE = "stop"
 STOPPED = "stopped"
@@ -45,7 +45,7 @@ def run_script(config: dict[str, Any]) -> str | None:
     stop_file = Path(config["run_dir"]) / STOP_FILE
     try:
         with _watching(stop_file):
-            code = run_words(config["words"])
+            code = run_argv(config["argv"])
         if code == 0:
             return None
         if code == PREEMPTED_CODE and stop_file.exists():
