@@ -1,11 +1,12 @@
 """Which test runs which line, and how long each takes: python -m tests.mutation.reach GROUP FILE
 
-Run inside a copy of the project. Only what happens in pytest's own process is seen.
+Run inside a copy of the project. Processes that a test starts are seen too, unless they are killed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ class _Reach:
     """A pytest plugin: lines by test, seconds by test."""
 
     def __init__(self, files: list[str]) -> None:
-        self._coverage = coverage.Coverage(data_file=None, include=files, config_file=False)
+        self._coverage = coverage.Coverage(".reach", data_suffix=True, config_file=_settings(files))
         self.seconds: dict[str, float] = {}
         self.failed: list[str] = []
 
@@ -29,6 +30,9 @@ class _Reach:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._coverage.switch_context(nodeid)
+        # what the test starts begins with this
+        self._coverage.set_option("run:context", nodeid)
+        os.environ["COVERAGE_PROCESS_CONFIG"] = self._coverage.config.serialize()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
@@ -38,10 +42,23 @@ class _Reach:
     def lines(self, file: str) -> dict[int, list[str]]:
         """By line, the tests that ran it."""
         contexts = self._coverage.get_data().contexts_by_lineno(str(Path(file).absolute()))
-        return {line: sorted(filter(None, tests)) for line, tests in contexts.items()}
+        # a process that forks inside a test has both contexts: the same one, joined
+        named = {line: {c.rpartition("|")[2] for c in tests} for line, tests in contexts.items()}
+        return {line: sorted(filter(None, tests)) for line, tests in named.items()}
 
     def stop(self) -> None:
         self._coverage.stop()
+        self._coverage.save()
+        self._coverage.combine()
+
+
+def _settings(files: list[str]) -> str:
+    path = Path("reach.ini")
+    named = "\n  ".join(str(Path(file).absolute()) for file in files)
+    path.write_text(
+        f"[run]\nparallel = true\npatch = subprocess, _exit, fork\ninclude =\n  {named}\n"
+    )
+    return str(path)
 
 
 def main(group: Group, output: Path) -> int:

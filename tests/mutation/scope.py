@@ -62,18 +62,22 @@ GROUPS = {
                 f"tests/unit/test_{name}.py"
                 for name in (
                     *("checkpoint", "on_disk", "timetable", "batches", "refused", "train"),
-                    *("skipped_steps", "misused_task", "step", "group"),
+                    *("skipped_steps", "misused_task", "step", "group", "digest", "blame"),
+                    "stopping",
                 )
             ),
-            "tests/resume/test_contract.py",
+            "tests/resume",
             "tests/security/test_hostile_checkpoints.py",
             "tests/security/test_no_pickle.py",
             "tests/security/test_addresses.py",
-            "tests/ranks/test_checkpoint_verbs.py",
-            "tests/ranks/test_damaged.py",
-            "tests/ranks/test_full_disk.py",
-            "tests/ranks/test_streams.py",
-            "tests/ranks/test_evaluation.py",
+            *(
+                f"tests/ranks/test_{name}.py"
+                for name in (
+                    *("checkpoint_verbs", "damaged", "full_disk", "other_model", "resume", "live"),
+                    *("streams", "stream_ranks", "stream_resume", "samplers", "evaluation"),
+                    *("keep_loop", "ending"),
+                )
+            ),
             "tests/launch/test_failure.py",
         ),
         planted_in=(

@@ -14,7 +14,7 @@ import torch
 
 from drivetrain.compat.horovod import HorovodTrainer
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
-from drivetrain.strategies.horovod.meeting import load_horovod
+from drivetrain.strategies.horovod.rendezvous import load_horovod
 from drivetrain.testing import run_ranks
 from tests.ranks.training import assert_same_training, largest_deviation, train_gpt, train_layouts
 

@@ -45,7 +45,7 @@ ALLOWED = {
     ("launch/request.py", "yaml"): "BaseLoader, which makes strings only; the user's own file",
     ("parallel/world.py", "objects"): RANKS,
     ("parallel/pipeline/pipelined.py", "objects"): RANKS,
-    ("strategies/horovod/meeting.py", "objects"): RANKS,
+    ("strategies/horovod/rendezvous.py", "objects"): RANKS,
     ("train/evaluate.py", "objects"): RANKS,
     ("train/outputs.py", "objects"): RANKS,
     ("checkpoint/checkpointer.py", "objects"): RANKS,

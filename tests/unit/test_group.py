@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 
-from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
+from drivetrain.supervise.rendezvous.group import Group, JoinResult, Others
 from drivetrain.supervise.rendezvous.handler import join_in_folder
 
 
@@ -39,8 +39,8 @@ def met(tmp_path: Path) -> Iterator[Met]:
     def meet(count: int) -> list[Member]:
         started.extend(Member(tmp_path, (count, count)) for _ in range(count))
         with ThreadPoolExecutor(count) as pool:
-            meetings = list(pool.map(lambda member: member.group.meet(), started))
-        assert meetings == [Meeting.MET] * count
+            meetings = list(pool.map(lambda member: member.group.join(), started))
+        assert meetings == [JoinResult.JOINED] * count
         return sorted(started, key=lambda member: int(member.workers.group_rank or 0))
 
     yield meet
@@ -72,7 +72,7 @@ def test_who_comes_after_the_end_is_told_how_it_ended(
     late = Member(tmp_path, (1, 1))
     late.handler._is_first = False  # it was there before, and clears nothing
     member.group.close(exit_code)
-    assert late.group.meet() is Meeting.CLOSED
+    assert late.group.join() is JoinResult.CLOSED
     assert late.group.was_closed_finished is has_finished
 
 

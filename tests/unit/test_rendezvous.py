@@ -1,4 +1,4 @@
-"""Meeting in a folder, in one process."""
+"""Rendezvous in a folder, in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: 
     assert late.is_closed()
     assert late.has_finished
     # who has said goodbye is not waited for; what comes next in this folder is a new run
-    assert late.meeting.forget_the_dead(lambda _: False)
+    assert late.members.forget_the_dead(lambda _: False)
     assert not late.has_finished
 
 
@@ -52,7 +52,7 @@ def _meet(handlers: Sequence[FolderRendezvous]) -> list[tuple[int, int]]:
 def test_many_nodes_that_come_at_once_change_the_list_once_each(tmp_path: Path) -> None:
     nodes = [join_in_folder(tmp_path, (24, 24), "127.0.0.1", {}) for _ in range(24)]
     assert _meet(nodes) == [(rank, 24) for rank in range(24)]
-    head = nodes[0].meeting.head()
+    head = nodes[0].members.head()
     assert head is not None
     assert head.version == 24  # nobody's change was lost and made again
     assert head.turn == 1  # and those who waited were told once
@@ -71,11 +71,11 @@ def test_who_lives_changes_nothing_that_others_must_read(tmp_path: Path) -> None
     settings = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2}
     nodes = [join_in_folder(tmp_path, (2, 2), "127.0.0.1", settings) for _ in range(2)]
     _meet(nodes)
-    before = nodes[0].meeting.head()
+    before = nodes[0].members.head()
     nodes[0]._nodes.is_dead(nodes[1]._this_node)
     time.sleep(2.5)  # longer than a node without a sign of life would be believed to live
     assert nodes[0].num_nodes_waiting() == 0
-    assert nodes[0].meeting.head() == before
+    assert nodes[0].members.head() == before
     assert nodes[0]._nodes.state.participants.keys() == {node._this_node for node in nodes}
     assert not any(nodes[0]._nodes.is_dead(node._this_node) for node in nodes)
 

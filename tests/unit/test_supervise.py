@@ -39,7 +39,7 @@ def machine() -> tuple[Machine, Clock]:
 
 def test_a_run_without_trouble() -> None:
     m, _ = machine()
-    assert m.met() == [Action.START]
+    assert m.joined() == [Action.START]
     assert m.ended(End(EndKind.FINISHED, 100, 0)) == []
     assert m.state is MachineState.FINISHING
     assert m.others_ended() == [Action.LEAVE]
@@ -48,21 +48,21 @@ def test_a_run_without_trouble() -> None:
 
 def test_a_failure_ends_the_workers_and_meets_again() -> None:
     m, _ = machine()
-    m.met()
-    assert m.ended(FAILED) == [Action.KILL, Action.MEET]
-    assert m.state is MachineState.MEETING
-    assert m.met() == [Action.START]
+    m.joined()
+    assert m.ended(FAILED) == [Action.KILL, Action.JOIN]
+    assert m.state is MachineState.JOINING
+    assert m.joined() == [Action.START]
 
 
 def test_a_stall_writes_down_the_stacks_first() -> None:
     m, _ = machine()
-    m.met()
-    assert m.ended(End(EndKind.STALLED, 7)) == [Action.DUMP_STACKS, Action.KILL, Action.MEET]
+    m.joined()
+    assert m.ended(End(EndKind.STALLED, 7)) == [Action.DUMP_STACKS, Action.KILL, Action.JOIN]
 
 
 def test_asked_to_stop_the_ranks_get_their_grace() -> None:
     m, clock = machine()
-    m.met()
+    m.joined()
     assert m.asked("SIGTERM") == [Action.ASK]
     clock.now_s = 29
     assert m.tick() == []
@@ -72,7 +72,7 @@ def test_asked_to_stop_the_ranks_get_their_grace() -> None:
 
 def test_out_of_grace_they_are_ended_and_the_code_still_says_resume_me() -> None:
     m, clock = machine()
-    m.met()
+    m.joined()
     m.asked("SIGTERM")
     clock.now_s = 31
     assert m.tick() == [Action.KILL, Action.LEAVE]
@@ -82,7 +82,7 @@ def test_out_of_grace_they_are_ended_and_the_code_still_says_resume_me() -> None
 
 def test_asked_twice_means_now_but_a_scheduler_that_signals_everybody_asks_once() -> None:
     m, clock = machine()
-    m.met()
+    m.joined()
     m.asked("SIGTERM")
     assert m.asked("SIGTERM") == []
     clock.now_s = 2
@@ -91,7 +91,7 @@ def test_asked_twice_means_now_but_a_scheduler_that_signals_everybody_asks_once(
 
 def test_a_second_request_counts_from_one_second_on_and_a_grace_ends_after_its_last() -> None:
     m, clock = machine()
-    m.met()
+    m.joined()
     clock.now_s = 100
     m.asked("SIGTERM")
     assert (m.asked_by, m.asked_s, m.deadline_s) == ("SIGTERM", 100, 130)
@@ -110,7 +110,7 @@ def test_asked_while_meeting_it_leaves_at_once_and_is_not_started_after_all() ->
     assert m.asked("SIGUSR1") == [Action.LEAVE]
     assert (m.state, m.exit_code, m.asked_by) == (MachineState.OVER, 75, "SIGUSR1")
     m.state = MachineState.DRAINING  # the request came in the middle of the meeting
-    assert m.met() == [Action.LEAVE]
+    assert m.joined() == [Action.LEAVE]
     assert (m.state, m.exit_code) == (MachineState.OVER, 75)
 
 
@@ -128,7 +128,7 @@ def test_asked_while_meeting_it_leaves_at_once_and_is_not_started_after_all() ->
 )
 def test_how_a_run_that_was_asked_to_stop_has_ended(end: End, code: int) -> None:
     m, _ = machine()
-    m.met()
+    m.joined()
     m.asked("SIGTERM")
     assert m.ended(end) == [Action.KILL, Action.LEAVE]
     assert (m.state, m.exit_code) == (MachineState.OVER, code)
@@ -137,34 +137,34 @@ def test_how_a_run_that_was_asked_to_stop_has_ended(end: End, code: int) -> None
 
 def test_what_is_not_started_again_leaves_with_its_code_and_its_reason() -> None:
     m, _ = machine()
-    m.met()
+    m.joined()
     assert m.ended(End(EndKind.FAILED, 7, 2)) == [Action.KILL, Action.LEAVE]
     assert (m.state, m.exit_code) == (MachineState.OVER, 2)
     m, _ = machine()
-    m.met()
+    m.joined()
     m.ended(End(EndKind.STALE, 7, 77))
     assert (m.exit_code, m.why) == (77, "another attempt has taken over the run")
 
 
 def test_going_back_for_another_node_is_remembered_at_the_last_step() -> None:
     m, _ = machine()
-    m.met()
+    m.joined()
     m.ended(FAILED)
-    m.met()
+    m.joined()
     m.ended(End(EndKind.FINISHED, 100, 0))
     m.rejoin()
     assert m.history == [FAILED, End(EndKind.PEER, 7)]
     fresh, _ = machine()
-    fresh.met()
+    fresh.joined()
     fresh.ended(End(EndKind.FINISHED, 100, 0))
     fresh.rejoin()
     assert fresh.history == [End(EndKind.PEER, 0)]
-    assert fresh.state is MachineState.MEETING
+    assert fresh.state is MachineState.JOINING
 
 
 def test_time_that_passes_in_a_run_that_trains_means_nothing() -> None:
     m, clock = machine()
-    m.met()
+    m.joined()
     clock.now_s = 1e9
     assert m.tick() == []
     assert m.state is MachineState.RUNNING
@@ -241,7 +241,7 @@ def test_after_a_stall_there_is_more_patience() -> None:
 
 def test_preempted_while_starting_it_still_says_resume_me() -> None:
     m, _ = machine()
-    m.met()
+    m.joined()
     m.asked("SIGTERM")
     m.ended(End(EndKind.START_UP, 0, 143))
     assert m.exit_code == 75
@@ -249,21 +249,21 @@ def test_preempted_while_starting_it_still_says_resume_me() -> None:
 
 def test_a_node_that_finished_goes_back_for_one_that_failed() -> None:
     m, _ = machine()
-    m.met()
+    m.joined()
     m.ended(End(EndKind.FINISHED, 100, 0))
-    assert m.rejoin() == [Action.KILL, Action.MEET]
-    assert m.met() == [Action.START]
+    assert m.rejoin() == [Action.KILL, Action.JOIN]
+    assert m.joined() == [Action.START]
 
 
 def test_a_transition_that_cannot_be_is_refused() -> None:
     m, _ = machine()
-    with pytest.raises(RuntimeError, match="MEETING"):
+    with pytest.raises(RuntimeError, match="JOINING"):
         m.others_ended()
 
 
 def test_nodes_that_could_not_meet_leave_so_that_they_are_started_again() -> None:
     m, _ = machine()
-    m.could_not_meet()
+    m.could_not_join()
     assert (m.state, m.exit_code) == (MachineState.OVER, 75)
 
 
@@ -463,13 +463,13 @@ def test_the_words_that_are_written_down_and_read_again() -> None:
         *("another node's failure", "nodes joined or left", "replaced by another attempt"),
     ]
     states = [state.value for state in MachineState]
-    assert states == ["meeting", "running", "finishing", "draining", "over"]
+    assert states == ["joining", "running", "finishing", "draining", "over"]
     assert (PREEMPTED_CODE, STALE_CODE) == (75, 77)
 
 
 def test_a_machine_begins_with_nothing_behind_it() -> None:
     new = Machine(Budgets(), Clock())
-    assert (new.state, new.history, new.exit_code) == (MachineState.MEETING, [], 0)
+    assert (new.state, new.history, new.exit_code) == (MachineState.JOINING, [], 0)
     assert (new.why, new.asked_by, new.asked_s, new.deadline_s) == ("", "", 0.0, 0.0)
 
 

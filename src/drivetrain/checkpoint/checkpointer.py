@@ -302,7 +302,7 @@ class Checkpointer:
         # rank 0 has just looked at every file's size; at scale that is not for everybody to repeat
         manifest = catalogue.read_manifest(self.place, folder, check_sizes=False)
         if manifest.contents != "everything":
-            raise DamagedCheckpoint("it holds weights only; nothing can go on from it exactly")
+            raise DamagedCheckpoint("it holds weights only; nothing can resume from it exactly")
         reader = ShardReader(self.place, manifest)
         reader.read_metadata()
         return manifest, reader

@@ -34,7 +34,7 @@ class StaleAttempt(DrivetrainError):
 
 @dataclass(frozen=True)
 class Claim:
-    """An attempt, and the step it goes on from (0: from the start)."""
+    """An attempt, and the step it resumes from (0: from the start)."""
 
     attempt: int
     step: int
@@ -99,7 +99,7 @@ def _parse(number: int, data: bytes, place: Storage) -> Claim:
     if own is not None and own != fingerprint(facts):
         raise _unreadable(number, "it does not match its own checksum", place)
     if type(step) is not int or step < 0:
-        raise _unreadable(number, f"it goes on from step {step!r}", place)
+        raise _unreadable(number, f"it resumes from step {step!r}", place)
     if facts.get("attempt", number) != number:
         raise _unreadable(number, f"it is attempt {facts['attempt']}'s", place)
     return Claim(number, step)
@@ -111,7 +111,7 @@ def _unreadable(number: int, why: str, place: Storage) -> EnvironmentProblem:
         "unknown, and nothing was touched"
     )
     remedy = (
-        "if no other attempt of this run is alive, delete this file to go on from the newest "
+        "if no other attempt of this run is alive, delete this file to resume from the newest "
         "checkpoint"
     )
     return EnvironmentProblem(

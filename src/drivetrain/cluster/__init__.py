@@ -1,4 +1,4 @@
-"""Who am I: rank, world and meeting point, read from whatever started this process."""
+"""Who am I: rank, world and rendezvous endpoint, read from whatever started this process."""
 
 from drivetrain.cluster.environments import Identity, detect
 

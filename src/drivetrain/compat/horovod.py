@@ -54,7 +54,7 @@ class HorovodTrainer(PyTorchDDPTrainer):
 
     def metric_average(self, value: float | torch.Tensor, name: str) -> float:
         """The mean of a number over all ranks. A collective call, after fit()."""
-        from drivetrain.strategies.horovod.meeting import load_horovod
+        from drivetrain.strategies.horovod.rendezvous import load_horovod
 
         hvd = load_horovod()
         if not hvd.is_initialized():

@@ -26,7 +26,7 @@ class Checkpoint(Section):
     save: Literal["sharded", "full"] = "sharded"
     """sharded: every rank writes its part. full: rank 0 gathers and writes everything."""
     contents: Literal["everything", "weights"] = "everything"
-    """everything: a run can go on from it exactly. weights: the model alone."""
+    """everything: a run can resume from it exactly. weights: the model alone."""
     asynchronous: bool = True
     """Write beside the steps, which wait only for a copy in memory."""
     directory: str | None = None

@@ -40,7 +40,7 @@ class Feed(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let steps() go on from there."""
+        """Let steps() resume there."""
         ...
 
     def sample_ids(self, step: int) -> list[int]:

@@ -84,7 +84,7 @@ class StreamFeed:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let steps() go on from there."""
+        """Let steps() resume there."""
         self._refuse_other_shards(state)
         # another seed was accepted by name: what is drawn from it differs
         self.accepts_other_data |= state.get("seed", self._seed) != self._seed

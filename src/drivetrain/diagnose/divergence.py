@@ -63,7 +63,7 @@ _REMEDIES = {
     "gradient": "set optimization.max_grad_norm or lower optimization.learning_rate; look for a "
     "root or a norm at zero, whose slope is infinite",
     "parameter": "an earlier step's gradients were not finite: set optimization.max_grad_norm, "
-    "lower optimization.learning_rate, and go on from a checkpoint before it",
+    "lower optimization.learning_rate, and resume from a checkpoint before it",
     "loss": "look at the loss function: its input is finite, what it makes of it is not",
 }
 

@@ -95,7 +95,7 @@ class RunDirectory:
 
     @classmethod
     def at(cls, path: Path) -> RunDirectory:
-        """A directory that was settled before: made now, or there already and gone on with."""
+        """A directory that was settled before: made now, or there already and resumed."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

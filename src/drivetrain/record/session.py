@@ -193,7 +193,7 @@ def settled_directory(number: int) -> Path | None:
 
 
 def mark_training() -> None:
-    """Tell the supervisor that this script trains with Drivetrain, and so can be gone on with."""
+    """Tell the supervisor that this script trains with Drivetrain, and so can be resumed."""
     session = os.environ.get(SESSION)
     if session is not None:
         (Path(session) / TRAINS).touch()

@@ -40,7 +40,7 @@ from drivetrain.supervise.machine import Action, Machine, MachineState
 from drivetrain.supervise.policy import PREEMPTED_CODE, End, EndKind, decide
 from drivetrain.supervise.processes.head_start import HeadStart
 from drivetrain.supervise.processes.node import Node, WarmProcess
-from drivetrain.supervise.rendezvous.group import Group, Meeting, Others
+from drivetrain.supervise.rendezvous.group import Group, JoinResult, Others
 from drivetrain.supervise.requests import Interrupted, Requests
 from drivetrain.supervise.settings import Settings
 from drivetrain.supervise.stall import Stall, StallWatch
@@ -125,7 +125,7 @@ class Supervisor(SimpleElasticAgent):
             self._node.keep_warm(self._num_ranks, wait=True)
         elif self._head_start is None:
             self._node.prepare(self._num_ranks)
-        self._meet()
+        self._join()
         while self._machine.state is not MachineState.OVER:
             self._requests.wait([worker.pid for worker in self._node.workers], _TICK_S)
             asked = self._requests.take()
@@ -243,7 +243,7 @@ class Supervisor(SimpleElasticAgent):
         told = self._attempt.collect_dumps(
             asking=Action.DUMP_STACKS in actions or was_aborted(failures)
         )
-        why, restarts = self._machine.why, Action.MEET in actions
+        why, restarts = self._machine.why, Action.JOIN in actions
         account = self._attempt.account(end, failures, detail, why=why, restarts=restarts)
         finding = write_down(self._session, account, told)
         sys.stdout.flush()
@@ -261,8 +261,8 @@ class Supervisor(SimpleElasticAgent):
                     self._node.kill()
                 case Action.ASK:
                     self._node.ask_to_stop(self._stop_signal())
-                case Action.MEET:
-                    self._meet()
+                case Action.JOIN:
+                    self._join()
                 case Action.START:
                     self._worker_group.state = WorkerState.HEALTHY
                     self._start_workers(self._worker_group)
@@ -271,19 +271,19 @@ class Supervisor(SimpleElasticAgent):
                 case Action.DUMP_STACKS:
                     pass  # they were, when the end was written down
 
-    def _meet(self) -> None:
+    def _join(self) -> None:
         try:
             # torch's rendezvous would go on waiting
-            meeting = self._requests.interrupting(self._group.meet)
+            result = self._requests.interrupting(self._group.join)
         except Interrupted:  # handled as any other request, by the loop
             return
-        match meeting:
-            case Meeting.MET:
-                self._do(self._machine.met())
-            case Meeting.FAILED:
-                self._machine.could_not_meet()
+        match result:
+            case JoinResult.JOINED:
+                self._do(self._machine.joined())
+            case JoinResult.FAILED:
+                self._machine.could_not_join()
                 say("rendezvous failed; leaving, so that this node can be restarted")
-            case Meeting.CLOSED:
+            case JoinResult.CLOSED:
                 has_finished = self._group.was_closed_finished
                 self._machine.came_too_late(has_finished=has_finished)
                 how = "finished" if has_finished else "ended"

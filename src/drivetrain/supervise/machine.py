@@ -1,9 +1,9 @@
 """The attempt state machine of one node: one event, one transition.
 
-    MEETING ──met──▶ RUNNING ──all ranks ended──▶ FINISHING ──others ended too──▶ OVER
-       ▲               │  │
-       │               │  └─asked to stop──▶ DRAINING ──ranks ended, or out of time──▶ OVER
-       └──start again──┴─failed, stalled, resized, peer gone──stop──▶ OVER
+    JOINING ──joined──▶ RUNNING ──all ranks ended──▶ FINISHING ──others ended too──▶ OVER
+       ▲                  │  │
+       │                  │  └─asked to stop──▶ DRAINING ──ranks ended, or out of time──▶ OVER
+       └──start again─────┴─failed, stalled, resized, peer gone──stop──▶ OVER
 
 Nothing here starts or ends a process: a transition says what is to be done, the agent does it. Time
 and facts come in as values, so a test can step through a whole run by hand.
@@ -25,7 +25,7 @@ _BY_THE_SIGNAL = frozenset({128 + signal.SIGTERM, 128 + signal.SIGUSR1})
 class MachineState(Enum):
     """Where a node's part of the run is."""
 
-    MEETING = "meeting"
+    JOINING = "joining"
     RUNNING = "running"
     FINISHING = "finishing"
     DRAINING = "draining"
@@ -39,7 +39,7 @@ class Action(Enum):
     DUMP_STACKS = "write down every rank's stack"
     KILL = "end every worker at once"
     ASK = "ask the workers to save and stop"
-    MEET = "meet the other nodes"
+    JOIN = "join the other nodes"
     LEAVE = "tell the other nodes that it is over"
 
 
@@ -50,7 +50,7 @@ class Machine:
     budgets: Budgets
     clock: Callable[[], float]
     grace_s: float = 30.0
-    state: MachineState = MachineState.MEETING
+    state: MachineState = MachineState.JOINING
     history: list[End] = field(default_factory=list)
     exit_code: int = 0
     why: str = ""
@@ -59,15 +59,15 @@ class Machine:
     asked_s: float = 0.0
     deadline_s: float = 0.0
 
-    def met(self) -> list[Action]:
+    def joined(self) -> list[Action]:
         """All nodes are there; ranks have their numbers."""
-        if self.state is MachineState.DRAINING:  # asked to stop while meeting
+        if self.state is MachineState.DRAINING:  # asked to stop while joining
             return self._over(PREEMPTED_CODE)
-        self._expect(MachineState.MEETING)
+        self._expect(MachineState.JOINING)
         self.state = MachineState.RUNNING
         return [Action.START]
 
-    def could_not_meet(self) -> None:
+    def could_not_join(self) -> None:
         """Leaving, so that this node can be started again."""
         self.state, self.exit_code = MachineState.OVER, PREEMPTED_CODE
 
@@ -103,8 +103,8 @@ class Machine:
         """A node failed while this one had finished: go back and end together."""
         self._expect(MachineState.FINISHING)
         self.history.append(End(EndKind.PEER, self._last_step()))
-        self.state = MachineState.MEETING
-        return [Action.KILL, Action.MEET]
+        self.state = MachineState.JOINING
+        return [Action.KILL, Action.JOIN]
 
     def asked(self, by: str) -> list[Action]:
         """A scheduler, or a person, wants the run to stop; a second time means at once."""
@@ -130,8 +130,8 @@ class Machine:
     def _follow(self, decision: Decision, end: End) -> list[Action]:
         self.why = decision.why
         if decision.restart:
-            self.state = MachineState.MEETING
-            return [Action.MEET]
+            self.state = MachineState.JOINING
+            return [Action.JOIN]
         return self._over(end.exit_code)
 
     def _over(self, exit_code: int) -> list[Action]:

@@ -42,7 +42,7 @@ class End:
     """Last finished step, or that of the checkpoint it went on from; 0 when there was none."""
     exit_code: int = 1
     trains: bool = True
-    """Whether the script trains with Drivetrain: then it can go on from a checkpoint."""
+    """Whether the script trains with Drivetrain: then it can resume from a checkpoint."""
     by_signal: bool = False
     """Whether the first rank to fail was killed, and not by an error of its own."""
     fault: str = ""

@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class Interrupted(Exception):
-    """A request came during what would have gone on waiting."""
+    """A request came during what would have waited on."""
 
 
 class Requests:

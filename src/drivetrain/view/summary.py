@@ -80,7 +80,7 @@ def _outcome(run: RunView) -> str:
         case "running":
             return f"Running{on}: {run.step:,}{of} steps after {took}."
         case "preempted":
-            return f"Stopped and saved after step {run.step:,}{of}{on}; it can be gone on with."
+            return f"Stopped and saved after step {run.step:,}{of}{on}; it can be resumed."
         case "restarting":
             return f"Starting again{on} after step {run.step:,}{of}, {took} into the run."
         case "quiet":

@@ -91,7 +91,7 @@ class _MemberProcess:
         self.code = code
 
     def let_go(self) -> None:
-        """Ask it to save and stop: the leash is let go."""
+        """Ask it to save and stop: its standard input is closed."""
         if self.again_s is not None:
             self.again_s, self.code = None, RESUME_ME
         if self.process is not None and self.process.stdin is not None:

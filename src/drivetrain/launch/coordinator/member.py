@@ -23,7 +23,7 @@ from drivetrain.launch.yaml_text import yaml_text
 FILE = "job.yaml"
 LOGS = "logs"
 FROM_STDIN = "--variables-on-stdin"
-"""To the leash: its first line is a JSON object of variables that no command line may show."""
+"""To the watchdog: its first line is a JSON object of variables that no command line may show."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def with_stdin_watchdog(job: Job, python: str, *more_flags: str) -> list[str]:
     """What runs on a host, as one command line's words; variables first, for `env`."""
     variables = [f"{name}={value}" for name, value in job.environment]
     argv = job.node_argv(*more_flags)
-    leash = [python, "-m", "drivetrain.launch.coordinator.stdin_watchdog"]
-    leash += [FROM_STDIN] if job.secrets else []
-    return [*(["env", *variables] if variables else []), *leash, *argv]
+    watchdog = [python, "-m", "drivetrain.launch.coordinator.stdin_watchdog"]
+    watchdog += [FROM_STDIN] if job.secrets else []
+    return [*(["env", *variables] if variables else []), *watchdog, *argv]
 
 
 # The lock of a run's coordinator: whoever can take it knows that none is at work.

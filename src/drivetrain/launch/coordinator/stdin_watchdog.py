@@ -19,18 +19,18 @@ from drivetrain.launch.guardian import guard
 from drivetrain.supervise.policy import PREEMPTED_CODE
 
 
-def _hold(leash: int) -> None:
+def _hold(stdin: int) -> None:
     """Until a line comes, or the other end is let go."""
     with contextlib.suppress(OSError):  # as good as gone
-        os.read(leash, 1)
+        os.read(stdin, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def variables_from(leash: int) -> dict[str, str] | None:
+def variables_from(stdin: int) -> dict[str, str] | None:
     """The first line, and not a byte more; None when who started it is gone already."""
     line = b""
     while not line.endswith(b"\n"):
-        if not (byte := os.read(leash, 1)):
+        if not (byte := os.read(stdin, 1)):
             return None
         line += byte
     found: dict[str, str] = json.loads(line)
@@ -45,11 +45,11 @@ def main(argv: list[str]) -> int:
         if variables is None:
             return PREEMPTED_CODE
         os.environ |= variables
-    leash = os.dup(0)
+    stdin = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # the ranks are not to read from it, or to keep it open
     os.close(nothing)
-    threading.Thread(target=_hold, args=(leash,), daemon=True).start()
+    threading.Thread(target=_hold, args=(stdin,), daemon=True).start()
     return guard(argv)
 
 

@@ -79,7 +79,7 @@ class Inputs:
     straggler_slowdown: float = 1.3
     """A step takes so many times as long while any node is slow."""
     straggler_s: float = 2 * HOUR_S
-    """Until a slow node is found and put right."""
+    """Until a slow node is found and replaced."""
     price_per_device_hour: float | None = None
     replications: int = 200
     seed: int = 0

@@ -24,7 +24,7 @@ TRAITS = Traits(
     packages=("horovod",),
     launcher=Launcher(
         environment="horovod",
-        rendezvous="drivetrain.strategies.horovod.meeting:meet_over_horovod",
+        rendezvous="drivetrain.strategies.horovod.rendezvous:join_over_horovod",
     ),
     backends=("horovod",),
     layouts={"horovod": NamedLayout(("dp_replicate",), {"parallel.strategy": "horovod"})},

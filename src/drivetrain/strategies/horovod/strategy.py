@@ -22,7 +22,7 @@ from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.horovod import Horovod
 from drivetrain.strategies.horovod.cost import COST
-from drivetrain.strategies.horovod.meeting import load_horovod, start_horovod
+from drivetrain.strategies.horovod.rendezvous import load_horovod, start_horovod
 from drivetrain.strategies.single import SingleModel
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 

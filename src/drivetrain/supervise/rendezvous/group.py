@@ -1,4 +1,4 @@
-"""Group: the other nodes of a run, as one of them sees them: meet, finish together, leave."""
+"""Group: the other nodes of a run, as one of them sees them: join, finish together, leave."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE
 from drivetrain.supervise.rendezvous.handler import FolderRendezvous
 
 _MEMBERSHIP_S = 0.5
-_MEETINGS = 5
+_ATTEMPTS_TO_JOIN = 5
 _STORE_PATIENCE_S = 3.0
 _GOES_ALONE = frozenset({PREEMPTED_CODE, STALE_CODE})
 
 
-class Meeting(Enum):
-    """How an attempt to meet went."""
+class JoinResult(Enum):
+    """How an attempt to join went."""
 
-    MET = "a group was formed"
+    JOINED = "a group was formed"
     FAILED = "it could not be formed"
     CLOSED = "the other nodes have ended the run"
 
@@ -44,7 +44,7 @@ class Others(Enum):
 
 
 class Group:
-    """The nodes of a run; `rendezvous` is torchelastic's way to meet, which fills in `workers`."""
+    """The nodes of a run; `rendezvous` is torchelastic's way to join, which fills in `workers`."""
 
     def __init__(self, workers: WorkerGroup, rendezvous: Callable[[WorkerGroup], None]) -> None:
         self._workers = workers
@@ -56,23 +56,23 @@ class Group:
     def _handler(self) -> RendezvousHandler:
         return self._workers.spec.rdzv_handler
 
-    def meet(self) -> Meeting:
+    def join(self) -> JoinResult:
         """Form a group with the other nodes; those that gave up have closed it.
 
-        A node may be lost while the others meet: then they meet again, without it.
+        A node may be lost while the others join: then they join again, without it.
         """
-        for _ in range(_MEETINGS):
+        for _ in range(_ATTEMPTS_TO_JOIN):
             try:
                 self._rendezvous(self._workers)
             except (RendezvousClosedError, RendezvousGracefulExitError):
-                return Meeting.CLOSED
+                return JoinResult.CLOSED
             except (RendezvousError, DistError, OSError, StopIteration, KeyError) as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
-                say(f"the nodes could not meet ({reason}); trying again")
+                say(f"the nodes could not join ({reason}); retrying")
             else:
                 self._next_look_s = time.monotonic() + _MEMBERSHIP_S
-                return Meeting.MET
-        return Meeting.FAILED
+                return JoinResult.JOINED
+        return JoinResult.FAILED
 
     @property
     def was_closed_finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""Meeting in a folder: a rendezvous that does not die with the first node.
+"""FolderRendezvous: a rendezvous that does not die with the first node.
 
 torchelastic's own rendezvous, with its state in a file that every node can reach (the run
 directory, on a shared file system) instead of in a server on node 0. Each round gets a store of its
@@ -45,16 +45,16 @@ class FolderRendezvous(DynamicRendezvousHandler):
         address: str,
         listener: socket.socket | None = None,
     ) -> None:
-        meeting = RendezvousFolder(folder)
+        members = RendezvousFolder(folder)
         node = self._node_desc_generator.generate(address)
-        nodes = ListOfNodes(meeting, settings)
+        nodes = ListOfNodes(members, settings)
         super().__init__(node, settings, "folder", None, nodes)  # type: ignore[arg-type]
-        self._op_executor = Orderly(node, nodes, settings, meeting)
+        self._op_executor = Orderly(node, nodes, settings, members)
         self._nodes = nodes
         self._folder = folder
         self._address = address
         self._listener = listener
-        self.meeting = meeting
+        self.members = members
         self._is_first = True
 
     @property
@@ -74,9 +74,9 @@ class FolderRendezvous(DynamicRendezvousHandler):
             alive_s = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
             deadline_s = time.monotonic() + 2 * alive_s.total_seconds()
             while self.is_closed() and time.monotonic() < deadline_s:
-                if not self.meeting.forget_the_dead(self._nodes.is_dead):
+                if not self.members.forget_the_dead(self._nodes.is_dead):
                     time.sleep(0.2)
-        self.meeting.give_sign(self._this_node)  # before anybody can see it in the list
+        self.members.give_sign(self._this_node)  # before anybody can see it in the list
         return super().next_rendezvous()
 
     def close_finished(self) -> None:
@@ -93,18 +93,18 @@ class FolderRendezvous(DynamicRendezvousHandler):
         """Go, and let the others go on without this node."""
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + 5)
-        self.meeting.say_goodbye(self._this_node)
+        self.members.say_goodbye(self._this_node)
 
     def shutdown(self) -> bool:
         """Go, and end the run for all."""
         is_closed = super().shutdown()
-        self.meeting.say_goodbye(self._this_node)
+        self.members.say_goodbye(self._this_node)
         return is_closed
 
     def _keep_alive(self) -> None:
         """Called by torch's timer."""
         with contextlib.suppress(RendezvousConnectionError):  # until the next time
-            self.meeting.give_sign(self._this_node)
+            self.members.give_sign(self._this_node)
 
     def _get_store(self) -> Store:
         rank, _ = self._get_world()

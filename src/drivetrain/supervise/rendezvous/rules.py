@@ -1,4 +1,4 @@
-"""torchelastic's rules of meeting, kept in a folder without races.
+"""torchelastic's rules of rendezvous, kept in a folder without races.
 
 torch lets every node change its own copy of the list and try to put it back; of many who come at
 once one gets through and the others begin again, so that a thousand nodes work for each other's

@@ -1,4 +1,4 @@
-"""Origin: the checkpoint a run goes on from, and the claim that makes it this attempt's."""
+"""Origin: the checkpoint a run resumes from, and the claim that makes it this attempt's."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Origin:
             self._directory.note_changes(folder, map(asdict, changes))
 
     def _refuse_anothers(self, world: World) -> None:
-        """A run that has only just begun would go on from, and write among, others'."""
+        """A run that has only just begun would resume from, and write among, others'."""
         place = self._rule.directory
         if place is None or RUN_DIR in os.environ or self._rule.resume_from == place:
             return

@@ -1,4 +1,4 @@
-"""Saver: when a run saves, what it goes on from, and what happens when it is asked to stop.
+"""Saver: when a run saves, what it resumes from, and what happens when it is asked to stop.
 
 The loop calls `after_step` and nothing else. Whether a step saves is the same on every rank: it
 follows from the step's number, or was agreed at a pulse.
@@ -71,7 +71,7 @@ class Saver:
         """After which step."""
 
     def begin(self) -> None:
-        """The run is about to step: listen, and say where it goes on from."""
+        """The run is about to step: listen, and say where it resumes from."""
         self._timer.recorder = self._recorder
         if not self._world.accelerator.is_cpu:
             self._engine.before_change = self._before_change

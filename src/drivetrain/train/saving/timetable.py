@@ -23,7 +23,7 @@ class Timetable:
         self._failed_at_s: float | None = None
 
     def begin(self, step: int) -> None:
-        """At multiples of the interval, wherever the run goes on from."""
+        """At multiples of the interval, wherever the run resumed."""
         self.settle_next(step)
 
     def is_due(self, step: int) -> bool:

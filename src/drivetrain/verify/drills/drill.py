@@ -238,7 +238,7 @@ def _call_a_person(
     outcome: DrillOutcome,
     deadline_s: float,
 ) -> None:
-    """The run has ended and said why; nothing is lost, and it goes on when that is put right."""
+    """The run has ended and said why; nothing is lost, and it resumes when that is fixed."""
     outcome.problems += injector.loss_problems()
     injector.put_right(fault)
     if outcome.problems:

@@ -35,7 +35,7 @@ def load_horovod() -> ModuleType:
         raise EnvironmentProblem([problem]) from error
 
 
-def meet_over_horovod(identity: Identity) -> TCPStore:
+def join_over_horovod(identity: Identity) -> TCPStore:
     """Under horovodrun: a store for torch's process group, on a port that rank 0 holds."""
     hvd = load_horovod()
     hvd.init()
