@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from drivetrain.config.command_line import argv_of_script, own_flags
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, walk_fields
 from drivetrain.config.provenance import ResolvedConfig, Source
 from drivetrain.config.rules import broken_rules
@@ -45,11 +46,17 @@ def load_config(
 ) -> ResolvedConfig:
     """The config of this script: its defaults, then a file, then the command line.
 
-    `argv` is `sys.argv[1:]` unless given; it may hold `--config FILE` and any number of
-    `path.to.key=value`. `defaults` are the script's own, nested or dotted.
+    `argv` may hold `--config FILE` and any number of `path.to.key=value`, and nothing else. Left
+    out, it is the script's command line: nothing in a notebook and under pytest, and flags of the
+    script's own are left to it. `defaults` are the script's, nested or dotted.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    file, overrides, problems = _split(words, path)
+    if argv is None:
+        own, left, problems = own_flags(argv_of_script())
+        file, overrides, more = _split(own, path)
+        problems += more
+    else:
+        left = ()
+        file, overrides, problems = _split(argv, path)
     said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
     if file is not None:
         values, file_problems = _read(file)
@@ -59,7 +66,7 @@ def load_config(
     for word in overrides:
         key, _, text = word.partition("=")
         said[key] = (_parse(text), Source("command line"))
-    return _check(said, problems)
+    return replace(_check(said, problems), left_to_script=left)
 
 
 def resolve(config: RunConfig | ResolvedConfig | Mapping[str, Any]) -> ResolvedConfig:
@@ -88,8 +95,8 @@ def _split(
             overrides.append(word)
         else:
             remedy = "write path.to.key=value"
-            if word.startswith("--"):
-                remedy += "; a launcher's flag goes before the script's own words"
+            if word.startswith("-"):
+                remedy += "; only a parser of the script's own can know its flags"
             problems.append(Problem(word, "not an override", remedy, has_value=False))
     return file, overrides, problems
 

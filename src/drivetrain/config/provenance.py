@@ -32,6 +32,8 @@ class ResolvedConfig:
 
     config: RunConfig
     sources: Mapping[str, Source] = field(default_factory=dict)
+    left_to_script: tuple[str, ...] = ()
+    """Flags of the command line that are none of the config's."""
 
     def source(self, path: str) -> Source:
         """Where the value at a dotted key came from."""

@@ -15,25 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivetrain.core.errors import ConfigError, Problem
-
-ALIASES = {
-    "--num-gpus": "--nproc-per-node",
-    "--gpus-per-node": "--nproc-per-node",
-    "--num-nodes": "--nnodes",
-    "--nodes": "--nnodes",
-}
-AFTER_SCRIPT = {
-    "--accept-change",
-    "--run-dir",
-    "--nproc-per-node",
-    "--nnodes",
-    "--standalone",
-    "--max-restarts",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--rdzv-conf",
-}
+from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 
 
 class HelpAsked(Exception):

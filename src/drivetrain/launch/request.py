@@ -21,14 +21,8 @@ from typing import Any
 import yaml
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.launch.command import (
-    AFTER_SCRIPT,
-    ALIASES,
-    Command,
-    add_our_flags,
-    add_torchruns_flags,
-    parse_command,
-)
+from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
+from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
 from drivetrain.launch.job import Job, seconds_of
 from drivetrain.launch.ownership import split_secrets
 from drivetrain.launch.submission import find

@@ -13,6 +13,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from drivetrain.core.errors import WorkerFailure
+from drivetrain.core.errors import EnvironmentProblem, Problem, WorkerFailure
 from drivetrain.core.processes import end_child
 
 Result = TypeVar("Result")
@@ -47,6 +48,7 @@ def run_ranks(
     guessed one). When a rank fails, its own traceback is raised here and the others are ended; when
     time runs out, the ranks still running are named. Nothing is left behind.
     """
+    _refuse_notebook(function)
     from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -80,6 +82,15 @@ def run_ranks(
     finally:
         for each in ranks:
             each.end()
+
+
+def _refuse_notebook(function: Callable[..., Any]) -> None:
+    """A rank imports the function, and what a notebook holds cannot be imported."""
+    module = getattr(function, "__module__", "")
+    if module == "__main__" and not hasattr(sys.modules[module], "__file__"):
+        rule = "was defined in a notebook, which ranks cannot import"
+        remedy = "write it into a file beside it and import it from there"
+        raise EnvironmentProblem([Problem("run_ranks", rule, remedy, function.__name__)])
 
 
 class _Environment:

@@ -142,6 +142,8 @@ def assemble(
         notes.append(choice.said)
     notes += spread.notes()
     said = [f"batch: {plan}", *([f"warning: {plan.idle_warning}"] if plan.idle_warning else [])]
+    if resolved.left_to_script:
+        said.append(f"left to the script: {', '.join(resolved.left_to_script)}")
     page = ProgressPage.of_this_rank(world.identity.local_rank)
     return Assembly(resolved, world, engine, feed, source, made, (*said, *notes), page)
 

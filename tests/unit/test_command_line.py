@@ -1,0 +1,122 @@
+"""Whose words `load_config()` reads: the script's, and nobody else's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain.config import ResolvedConfig, load_config
+from drivetrain.core.errors import ConfigError, EnvironmentProblem
+from drivetrain.testing import run_ranks
+
+DEFAULTS = {"global_batch_size": 16, "max_steps": 5}
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> ResolvedConfig:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    return load_config(defaults=DEFAULTS)
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        typed(monkeypatch, *words)
+    return str(caught.value)
+
+
+def test_pytests_own_words_are_not_read() -> None:
+    assert Path(sys.argv[0]).name in ("pytest", "__main__.py")  # this test's own program
+    assert load_config(defaults=DEFAULTS).config.max_steps == 5
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["/bin/pytest", "-x", "tests/test_train.py"],
+        ["/lib/pytest/__main__.py", "tests", "max_steps=7"],
+        ["python -m unittest", "test_train"],
+        ["/lib/ipykernel_launcher.py", "-f", "kernel-1.json"],
+        ["/lib/colab_kernel_launcher.py", "-f", "kernel-1.json"],
+    ],
+)
+def test_a_program_that_runs_others_code_keeps_its_words(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    assert load_config(defaults=DEFAULTS).config.max_steps == 5
+
+
+def test_a_kernel_that_nobody_has_heard_of_has_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/opt/kernel", "notebook.json"])
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert load_config(defaults=DEFAULTS).config.max_steps == 5
+
+
+def test_code_on_the_command_line_reads_the_words_after_it() -> None:
+    code = (
+        "from drivetrain import load_config\n"
+        f"print(load_config(defaults={DEFAULTS}).config.max_steps)"
+    )
+    command = [sys.executable, "-c", code, "max_steps=9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "9\n"
+
+
+def test_flags_of_the_scripts_own_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--width", "32", "max_steps=7", "-v", "--layers", "2", "3", "--token=secret", "seed=1")
+    resolved = typed(monkeypatch, *words)
+    assert (resolved.config.max_steps, resolved.config.seed) == (7, 1)
+    assert resolved.left_to_script == ("--width", "-v", "--layers", "--token")  # values unsaid
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--width", "3", "max_stpes=7"], "max_stpes = 7: unknown key; did you mean max_steps?"),
+        (["fast"], "fast: not an override; write path.to.key=value"),
+        (["seed=1", "fast"], "fast: not an override; write path.to.key=value"),
+        (
+            ["seed=1", "--nproc-per-node", "2"],
+            "--nproc-per-node: is a flag of the launcher, and stands after the script's own words; "
+            "write it before them",
+        ),
+        (["--help"], "--help: nobody answers it; `drivetrain config` lists all keys"),
+        (
+            ["--learning-rate=3"],
+            "--learning-rate=3: is a config key, which has no dashes in front; write "
+            "optimization.learning_rate=value; if it is the script's own: args, rest = "
+            "parser.parse_known_args() and load_config(argv=rest)",
+        ),
+    ],
+)
+def test_what_would_be_ignored_in_silence_is_refused(
+    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refused(monkeypatch, *words) == expected
+
+
+def test_words_that_are_handed_over_are_all_the_configs() -> None:
+    with pytest.raises(ConfigError, match="--width: not an override"):
+        load_config(argv=["--width", "3"], defaults=DEFAULTS)
+
+
+def test_ranks_cannot_import_what_a_notebook_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> None: ...
+
+    monkeypatch.setattr(body, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(EnvironmentProblem, match="body: was defined in a notebook"):
+        run_ranks(body, 2)
+
+
+def test_a_real_kernel(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    code = f"import drivetrain\nprint(drivetrain.load_config(defaults={DEFAULTS}).config.max_steps)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(
+        notebook, timeout=60, resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    assert notebook.cells[0].outputs[0]["text"] == "5\n"
