@@ -116,6 +116,8 @@ def assemble(
     resolved = _choose_schedule(task, resolved)
     config = resolved.config
     _check_schedule(config, total_steps)
+    if task.adapter is not None:
+        task.adapter.on_planned(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
     model, notes = _make_model(task, strategy, world, config, plan.accumulation)
     if is_own_world and not is_live:
@@ -141,11 +143,18 @@ def assemble(
         resolved = resolved.choose(choice.key, choice.value, choice.why)
         notes.append(choice.said)
     notes += spread.notes()
-    said = [f"batch: {plan}", *([f"warning: {plan.idle_warning}"] if plan.idle_warning else [])]
-    if resolved.left_to_script:
-        said.append(f"left to the script: {', '.join(resolved.left_to_script)}")
+    notes = [*_first_notes(plan, resolved), *notes]
     page = ProgressPage.of_this_rank(world.identity.local_rank)
-    return Assembly(resolved, world, engine, feed, source, made, (*said, *notes), page)
+    return Assembly(resolved, world, engine, feed, source, made, tuple(notes), page)
+
+
+def _first_notes(plan: BatchPlan, resolved: ResolvedConfig) -> list[str]:
+    notes = [f"batch: {plan}"]
+    if plan.idle_warning:
+        notes.append(f"warning: {plan.idle_warning}")
+    if resolved.left_to_script:
+        notes.append(f"left to the script: {', '.join(resolved.left_to_script)}")
+    return notes
 
 
 def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) -> Feed:

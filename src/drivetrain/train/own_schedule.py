@@ -43,8 +43,10 @@ class LRSchedule:
         return "evaluation" if isinstance(self.scheduler, ReduceLROnPlateau) else "step"
 
 
-ScheduleFactory = Callable[[torch.optim.Optimizer, int | None], LRScheduler | LRSchedule]
-"""`schedule(optimizer, total_steps)`; the steps are None for a stream without max_steps."""
+ScheduleFactory = Callable[[torch.optim.Optimizer, int | None], LRScheduler | LRSchedule | None]
+"""`schedule(optimizer, total_steps)`; the steps are None for a stream without max_steps.
+
+None: the optimizer's rates stay as they are."""
 
 
 class GivenScheduler:
@@ -71,9 +73,11 @@ def as_factory(scheduler: LRScheduler | LRSchedule | ScheduleFactory) -> Schedul
 
 def own_rate(
     factory: ScheduleFactory, optimizer: torch.optim.Optimizer, total_steps: int | None
-) -> OwnRate:
+) -> LearningRate:
     """Make the schedule of a task; ConfigError when it is none."""
     made = factory(optimizer, total_steps)
+    if made is None:
+        return LearningRate(optimizer)
     schedule = made if isinstance(made, LRSchedule) else LRSchedule(made)
     scheduler = schedule.scheduler
     kind = type(scheduler).__name__

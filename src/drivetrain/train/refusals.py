@@ -64,7 +64,7 @@ def check_kept(kept: Mapping[str, Any], task: Task) -> None:
         remedy = "give Task a summarize, or return a mean"
         name = f"metrics[{next(iter(kept))!r}]"
         raise ConfigError([Problem(name, rule, remedy, has_value=False)])
-    if task.summarize is not None and not kept:
+    if task.summarize is not None and not kept and task.adapter is None:
         rule = "has nothing to work on: metrics returns no PerSample"
         remedy = 'let Task.metrics return one, like {"preds": PerSample(scores)}'
         raise ConfigError([Problem("summarize", rule, remedy, has_value=False)])

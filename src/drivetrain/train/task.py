@@ -13,6 +13,7 @@ from torch import nn
 
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.train.adapter import Adapter
 from drivetrain.train.outputs import PerSample
 from drivetrain.train.own_schedule import ScheduleFactory
 from drivetrain.train.several_optimizers import as_one
@@ -96,6 +97,7 @@ class Task:
         summarize: `summarize(outputs)` turns the `PerSample` values of all samples, by name and in
             the data's order, into numbers by name: for what is no mean, like AUROC or BLEU. Or a
             torchmetrics object, whose `update` takes them by their names (`preds`, `target`).
+        adapter: Of a task that was made from another library's object: its hooks and its data.
     """
 
     model: Callable[[], nn.Module]
@@ -104,6 +106,22 @@ class Task:
     metrics: MetricsFunction | None = None
     summarize: Any = None
     schedule: ScheduleFactory | None = None
+    adapter: Adapter | None = None
+
+    @classmethod
+    def from_lightning(
+        cls, module: nn.Module | Callable[[], nn.Module], datamodule: Any = None
+    ) -> Task:
+        """A LightningModule, or a function that makes one, as a task.
+
+        Its steps, `self.log`, optimizers, schedules and hooks are called as Lightning's Trainer
+        calls them; what cannot be honoured is refused. `fit()` without data takes the loaders of
+        `datamodule`, or of the module. How batches, epochs, devices and precision are, the config
+        says.
+        """
+        from drivetrain.train.lightning.link import task_from
+
+        return task_from(module, datamodule)
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module):

@@ -56,7 +56,8 @@ class Trainer(OwnRecords):
     ) -> None:
         self.task = task
         self.resolved = resolve(config)
-        self.hooks = (*hooks, *requested_hooks())
+        own = () if task.adapter is None else (task.adapter,)
+        self.hooks = (*own, *hooks, *requested_hooks())
         self.stateful = {**_stateful_hooks(self.hooks), **(stateful or {})}
         """Objects with state_dict and load_state_dict, saved and restored with the run."""
         self.history = History()
@@ -86,11 +87,30 @@ class Trainer(OwnRecords):
         """Whether this rank speaks for the run: print here, not on every rank."""
         return self.assembly.world.is_main if self.assembly is not None else detect().is_main
 
-    def fit(self, train: Any, val: Any = None) -> History:
+    @property
+    def step_number(self) -> int:
+        """Steps done so far, those of earlier attempts included."""
+        attempt = self._open or self._attempt
+        return 0 if attempt is None else attempt.saver.at.step
+
+    @property
+    def epoch(self) -> int:
+        """Of the step under way, counted from 0."""
+        attempt = self._open or self._attempt
+        return 0 if attempt is None else max(0, attempt.saver.at.epoch)
+
+    def fit(self, train: Any = None, val: Any = None) -> History:
         """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables.
 
-        Several sets to evaluate on are a dict; their names lead their metrics' (`news/loss`).
+        Several sets to evaluate on are a dict; their names lead their metrics' (`news/loss`). Data
+        may be left out where the task brings its own, as a Lightning datamodule.
         """
+        if train is None:
+            train, own_val = self.task.adapter.data() if self.task.adapter else (None, None)
+            val = own_val if val is None else val
+        if train is None:
+            rule, remedy = "has no training data", "pass a Dataset, a DataLoader or an iterable"
+            raise ConfigError([Problem("fit()", rule, remedy, has_value=False)])
         source = source_from(train, self.config.data)
         if is_intercepting():
             raise Intercepted(self.task, self.resolved, source.batch_of_largest)
@@ -123,6 +143,11 @@ class Trainer(OwnRecords):
         they next ask each other, about a second later at most, and always after the same one.
         """
         self._under_way("stop").saver.ask_to_end(reason)
+
+    def say_once(self, message: str) -> None:
+        """A line on rank 0, while fit() trains; the same one is not said again."""
+        if self._open is not None:
+            self._open.reporter.say_once(message)
 
     def _refuse_no_best(self, val: Any) -> None:
         """`keep_best` goes by evaluations, and a checkpoint is made between two steps."""

@@ -1,0 +1,1 @@
+"""A LightningModule as a Task. Nothing of Lightning's is imported: the module brings it."""
