@@ -14,6 +14,7 @@ from drivetrain._version import __version__
 
 if TYPE_CHECKING:
     from drivetrain.compat.horovod import HorovodTrainer
+    from drivetrain.compat.hugging_face import config_from_training_arguments
     from drivetrain.compat.pytorch import DistributedConfig, PyTorchDDPTrainer
     from drivetrain.compat.ray import RayTrainer
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
@@ -65,6 +66,7 @@ _HOMES = {
     "Total": "drivetrain.train.task",
     "Trainer": "drivetrain.train.trainer",
     "WorkerFailure": "drivetrain.core.errors",
+    "config_from_training_arguments": "drivetrain.compat.hugging_face",
     "load_config": "drivetrain.config",
     "open_run": "drivetrain.record.reading",
     "prepare": "drivetrain.train.keep_loop",
@@ -98,6 +100,7 @@ __all__ = [
     "Trainer",
     "WorkerFailure",
     "__version__",
+    "config_from_training_arguments",
     "load_config",
     "open_run",
     "prepare",

@@ -364,6 +364,9 @@ class Record(Section):
     """Details for the sink wandb."""
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
     """The line rank 0 shows; auto: rich on a terminal, plain lines elsewhere."""
+    log_ranks: Literal["first", "all"] = "first"
+    """Whose lines of Python's `logging` reach the console. first: rank 0's, and of the others what
+    is a warning or worse. all: every rank's, each labelled with its rank."""
 
 
 class Sentinel(Section):

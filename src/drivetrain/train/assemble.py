@@ -34,6 +34,7 @@ from drivetrain.parallel.neighbours import Neighbours
 from drivetrain.parallel.pipeline.anatomy import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
 from drivetrain.parallel.world import World, join_world, live_world
+from drivetrain.record.rank_logging import share_console
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import ProgressPage, earlier_directory, mark_training
 from drivetrain.record.sinks import choose_sinks
@@ -98,6 +99,7 @@ def assemble(
 ) -> Assembly:
     """Join the world, unless it is given; spread the model, and line up the data."""
     mark_training()
+    share_console(resolved.config.record.log_ranks, detect().rank, detect().world_size)
     if os.environ.get("DRIVETRAIN_LIVE"):
         resolved = resolved.choose("fault_tolerance", "live", "drivetrain train --live")
     is_live = resolved.config.fault_tolerance == "live"

@@ -18,6 +18,7 @@ from drivetrain.core.errors import ConfigError, NotSaved, Problem
 from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.sources import Source, source_from
+from drivetrain.record.rank_logging import share_console
 from drivetrain.train.assemble import (
     Assembly,
     assemble,
@@ -56,6 +57,8 @@ class Trainer(OwnRecords):
     ) -> None:
         self.task = task
         self.resolved = resolve(config)
+        identity = detect()
+        share_console(self.config.record.log_ranks, identity.rank, identity.world_size)
         own = () if task.adapter is None else (task.adapter,)
         self.hooks = (*own, *hooks, *requested_hooks())
         self.stateful = {**_stateful_hooks(self.hooks), **(stateful or {})}
