@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from drivetrain import ConfigError, Task, Total, Trainer
+from drivetrain import ConfigError, Hook, Task, Total, Trainer
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.refusals import check_model, check_optimizer
 
@@ -143,6 +144,59 @@ def test_a_step_without_a_token_now_and_then_is_only_said(config: dict[str, Any]
 def test_a_model_in_the_place_of_its_function_is_answered() -> None:
     with pytest.raises(ConfigError, match="Task.model = Linear: is a model, where a function"):
         task(model=nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"model": None}, "Task.model = NoneType: is no function; pass one that makes the model"),
+        ({"loss": None}, "Task.loss = NoneType: is no function"),
+        ({"loss": nn.CrossEntropyLoss()}, r"Task.loss = CrossEntropyLoss: .*criterion\(model"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)},
+            "Task.optimizer = SGD: is no function; pass one that makes it",
+        ),
+        ({"schedule": 3}, "Task.schedule = int: is no function"),
+        ({"model": lambda: None}, "model = None: is no torch.nn.Module; return the model"),
+        (
+            {"loss": lambda m, b: SimpleNamespace(loss=mean(m, b))},
+            "loss = SimpleNamespace: is no tensor; return its loss",
+        ),
+    ],
+)
+def test_what_is_no_part_of_a_task_is_answered(
+    config: dict[str, Any], changes: dict[str, Any], answer: str
+) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        Trainer(task(**changes), config).fit(data())
+
+
+def test_what_is_no_task_and_no_hook_is_answered(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Trainer = Linear: needs a Task first"):
+        Trainer(nn.Linear(4, 2), config)  # type: ignore[arg-type]
+    for hooks in ([Hook], Hook()):
+        with pytest.raises(ConfigError, match="Trainer.hooks = Hook: is no list of objects"):
+            Trainer(task(), config, hooks=hooks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("several", [{"a": data(), "b": data()}, {0: data()}, [data()], {"a": 1}])
+def test_several_sets_where_one_belongs_are_answered(config: dict[str, Any], several: Any) -> None:
+    with pytest.raises(ConfigError, match="data = .*: holds several sets .*ConcatDataset"):
+        Trainer(task(), config).fit(several)
+
+
+def test_several_validation_sets_have_names(config: dict[str, Any]) -> None:
+    found = Trainer(task(), config).fit(data(), {"a": data(), "b": data()}).evaluations[-1]
+    assert {"a/loss", "b/loss"} <= found.metrics.keys()
+    with pytest.raises(ConfigError, match="val = list: holds several sets"):
+        Trainer(task(), config).fit(data(), [data(), data()])
+
+
+def test_samples_may_lie_in_a_list_or_under_numbers(config: dict[str, Any]) -> None:
+    samples = list(data())
+    listed = Trainer(task(), config).fit(samples)
+    numbered = Trainer(task(), config).fit(dict(enumerate(samples)))
+    assert listed.losses == numbered.losses
 
 
 def test_a_loop_says_where_it_is(config: dict[str, Any]) -> None:

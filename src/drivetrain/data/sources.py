@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -112,6 +112,7 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
     pin_memory = None if config.pin_memory == "auto" else config.pin_memory
     if is_ray_dataset(data):
         data = RayRows(data)
+    _refuse_several(data, name)
     if isinstance(data, DataLoader):
         dataset = data.dataset
         length = _length(dataset, name)
@@ -153,6 +154,23 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
         prefetch_factor=config.prefetch_factor,
         pin_memory=pin_memory,
     )
+
+
+def _refuse_several(data: Any, name: str) -> None:
+    """Several sets where one belongs; samples may well lie in a list or under numbers."""
+    inside: list[Any] = []
+    if isinstance(data, Mapping):
+        inside = list(data.values())
+    elif isinstance(data, (list, tuple)):
+        inside = list(data[:1])
+    is_several = bool(inside) and isinstance(inside[0], (Dataset, DataLoader))
+    if is_several or (isinstance(data, Mapping) and any(isinstance(key, str) for key in data)):
+        rule = "holds several sets of data, where one belongs"
+        remedy = (
+            "join them (torch.utils.data.ConcatDataset), or pick one; to evaluate on several, pass "
+            'fit(train, {"news": news, "web": web})'
+        )
+        raise ConfigError([Problem(name, rule, remedy, type(data).__name__)])
 
 
 def _yields_batches(loader: DataLoader[Any], config: Data) -> bool:

@@ -72,6 +72,9 @@ def check_kept(kept: Mapping[str, Any], task: Task) -> None:
 
 def check_model(model: nn.Module, num_ranks: int) -> None:
     """What no engine here can train."""
+    if not isinstance(model, nn.Module):
+        rule, remedy = "is no torch.nn.Module", "return the model from the function that makes it"
+        raise _refusal("model", rule, remedy, _kind(model))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         rule, remedy = "has no weights that are trained", "leave requires_grad at True for some"
         raise _refusal("model", rule, remedy, type(model).__name__)
@@ -109,6 +112,8 @@ def _remedy_for(value: Any) -> str:
     if isinstance(value, dict):
         key = "loss" if "loss" in value else next(iter(value), "loss")
         return f"return one of its values, like found[{key!r}]"
+    if isinstance(getattr(value, "loss", None), torch.Tensor):
+        return "return its loss: model(**batch).loss"
     if isinstance(value, (int, float)):
         return "return the tensor itself, without .item() or float()"
     return _MEAN_OR_TOTAL

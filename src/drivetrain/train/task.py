@@ -77,6 +77,16 @@ def decays_matrices_only(optimization: Optimization) -> bool:
     return optimization.weight_decay > 0 and not optimization.decay_norms_and_biases
 
 
+_FUNCTIONS = {
+    "model": "pass one that makes the model: model=make_model",
+    "loss": "pass one: lambda model, batch: criterion(model(batch[0]), batch[1])",
+    "optimizer": "pass one that makes it: lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
+    "metrics": "pass one of model and batch, which returns names and values",
+    "schedule": "pass one of optimizer and total_steps, which returns a scheduler",
+}
+"""What a task is made of, and what to pass instead of what is none."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What is trained: a model and its loss, and optionally how.
@@ -128,6 +138,14 @@ class Task:
             rule = "is a model, where a function that makes one belongs"
             remedy = "pass the function (model=make_model), which runs under the run's seed"
             raise ConfigError([Problem("Task.model", rule, remedy, type(self.model).__name__)])
+        for name, remedy in _FUNCTIONS.items():
+            given = getattr(self, name)
+            may_be_left_out = name in ("metrics", "schedule")
+            if isinstance(given, nn.Module) or not (
+                callable(given) or (given is None and may_be_left_out)
+            ):
+                rule = "is no function"
+                raise ConfigError([Problem(f"Task.{name}", rule, remedy, type(given).__name__)])
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample | float]:
         """What evaluation reports on one batch."""

@@ -55,6 +55,7 @@ class Trainer(OwnRecords):
         hooks: Sequence[Hook] = (),
         stateful: Mapping[str, Stateful] | None = None,
     ) -> None:
+        _check_given(task, hooks)
         self.task = task
         self.resolved = resolve(config)
         identity = detect()
@@ -268,6 +269,19 @@ def kind_of_loop(config: RunConfig) -> type[Loop]:
     from drivetrain.train.pipelined_loop import PipelinedLoop  # torch's pipelines, and only then
 
     return PipelinedLoop
+
+
+def _check_given(task: Any, hooks: Any) -> None:
+    if not isinstance(task, Task):
+        remedy = "pass Task(model=…, loss=…); prepare() takes a model as it is"
+        raise ConfigError([Problem("Trainer", "needs a Task first", remedy, type(task).__name__)])
+    listed = isinstance(hooks, Sequence)
+    strangers = [each for each in hooks if not isinstance(each, Hook)] if listed else [hooks]
+    if strangers:
+        rule = "is no list of objects of a class that is a drivetrain.Hook"
+        remedy = "write class Mine(Hook) and pass hooks=[Mine()]"
+        kind = getattr(strangers[0], "__name__", type(strangers[0]).__name__)
+        raise ConfigError([Problem("Trainer.hooks", rule, remedy, kind)])
 
 
 class _HookState:
