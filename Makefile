@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
-  gpu-smoke horovod layers ledger lint lock matrix mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
+  gpu-smoke horovod layers ledger lint lock matrix migrations mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
   resume-matrix setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -122,6 +122,15 @@ ledger:                           ## 20 runs of every kind: does the ledger add 
 
 streams:                          ## every stream and sampler, counted sample by sample through kills and resizes, into docs/streams.md
 	$(BIN)/python -m tests.streams.table benchmarks/results/streams docs/streams.md
+
+# Six libraries that nobody else needs together, so it has an environment of its own (build/).
+MIGRATIONS := build/migrations-venv/bin/python
+migrations:                       ## scripts of other libraries and the same here, losses side by side, into docs/migrate
+	test -x $(MIGRATIONS) || $(PYTHON) -m venv build/migrations-venv
+	.ci/install-torch "$(TORCH)" $(MIGRATIONS) -m pip install --quiet --constraint constraints.txt
+	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[examples]" accelerate lightning transformers deepspeed "ray[train]"
+	$(MIGRATIONS) -m benchmarks.migrations benchmarks/results/migrations
+	$(MIGRATIONS) -m benchmarks.migrations --pages
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants

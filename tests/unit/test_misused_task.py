@@ -193,7 +193,7 @@ def test_several_validation_sets_have_names(config: dict[str, Any]) -> None:
 
 
 def test_samples_may_lie_in_a_list_or_under_numbers(config: dict[str, Any]) -> None:
-    samples = list(data())
+    samples = [data()[index] for index in range(16)]
     listed = Trainer(task(), config).fit(samples)
     numbered = Trainer(task(), config).fit(dict(enumerate(samples)))
     assert listed.losses == numbered.losses
