@@ -123,12 +123,12 @@ ledger:                           ## 20 runs of every kind: does the ledger add 
 streams:                          ## every stream and sampler, counted sample by sample through kills and resizes, into docs/streams.md
 	$(BIN)/python -m tests.streams.table benchmarks/results/streams docs/streams.md
 
-# Six libraries that nobody else needs together, so it has an environment of its own (build/).
+# Libraries that nobody else needs together, so it has an environment of its own (build/).
 MIGRATIONS := build/migrations-venv/bin/python
 migrations:                       ## scripts of other libraries and the same here, losses side by side, into docs/migrate
 	test -x $(MIGRATIONS) || $(PYTHON) -m venv build/migrations-venv
 	.ci/install-torch "$(TORCH)" $(MIGRATIONS) -m pip install --quiet --constraint constraints.txt
-	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[examples]" accelerate lightning transformers deepspeed "ray[train]"
+	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[examples]" accelerate lightning transformers
 	$(MIGRATIONS) -m benchmarks.migrations benchmarks/results/migrations
 	$(MIGRATIONS) -m benchmarks.migrations --pages
 

@@ -52,14 +52,6 @@ PAIRS = (
     Pair("hf_trainer", "transformers", _ALONE, _ALONE),
     Pair("ddp", "torch", _TORCHRUN, _TWO),
     Pair("accelerate", "accelerate", _TORCHRUN, _TWO),
-    Pair("ray_train", "ray", _ALONE, _TWO),
-    Pair(
-        "deepspeed",
-        "deepspeed",
-        (str(_BIN / "deepspeed"), "--num_accelerators", "2"),
-        _TWO,
-        ("parallel.strategy=deepspeed",),
-    ),
 )
 
 
@@ -69,8 +61,6 @@ def losses_of(command: tuple[str, ...], script: Path, words: tuple[str, ...] = (
         **os.environ,
         "PATH": f"{_BIN}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "RAY_TRAIN_V2_ENABLED": "1",
     }
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
