@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
-  gpu-smoke horovod layers ledger lint lock matrix migrations mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
+  gpu-smoke horovod layers ledger lint lock matrix migrations muon mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
   resume-matrix setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -174,6 +174,9 @@ rehearsals:                       ## our GPT and Llama at 8, 256 and 4,096 ranks
 
 simulations:                      ## published runs against the simulator, and goodput by size
 	$(BIN)/drivetrain simulate --published benchmarks/results/simulate
+
+muon:                             ## how far Muon on shards is from whole matrices, under torch's and ours
+	$(BIN)/python -m tests.ranks.muon benchmarks/results/muon/distances.md
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity

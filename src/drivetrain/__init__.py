@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from drivetrain.train.history import EvaluationResult, History, StepMetrics
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
+    from drivetrain.train.muon import Muon
     from drivetrain.train.outputs import PerSample
     from drivetrain.train.own_schedule import LRSchedule
     from drivetrain.train.task import Task, Total
@@ -52,6 +53,7 @@ _HOMES = {
     "HorovodTrainer": "drivetrain.compat.horovod",
     "KeptLoop": "drivetrain.train.keep_loop",
     "LRSchedule": "drivetrain.train.own_schedule",
+    "Muon": "drivetrain.train.muon",
     "NonFiniteLoss": "drivetrain.core.errors",
     "NotSaved": "drivetrain.core.errors",
     "PerSample": "drivetrain.train.outputs",
@@ -85,6 +87,7 @@ __all__ = [
     "HorovodTrainer",
     "KeptLoop",
     "LRSchedule",
+    "Muon",
     "NonFiniteLoss",
     "NotSaved",
     "PerSample",

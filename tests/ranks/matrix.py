@@ -67,6 +67,7 @@ if find_spec("horovod") is not None:  # `make horovod` builds it
 
 NOT_FOR = {
     "resnet": ("tp", "cp"),
+    "gpt_muon": ("deepspeed", "horovod"),  # they step one optimizer, and Muon comes with AdamW
     "hf_gpt2": ("tp",),  # its layers are Conv1D with q, k and v in one, and it has no tp_plan
 }
 
@@ -179,7 +180,8 @@ def page(found: Found) -> str:
     lines += [
         "",
         "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not; "
-        "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut.",
+        "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut; "
+        "DeepSpeed and Horovod step one optimizer, and Muon comes with AdamW.",
         "",
         "The ResNet's activation is SiLU. With ReLU, whose slope jumps at 0, one process parts "
         "from itself by 3e-4 within 20 steps when it adds the same gradients in another order; "

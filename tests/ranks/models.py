@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from drivetrain.config.schema import Optimization
+from drivetrain.train.optimizers import Optimizers, from_config
 from drivetrain.train.task import Task, Total
 from tests.gpt_task import GPT, VOCABULARY
 
@@ -127,9 +129,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset
     "resnet": (ResNet, image_loss, images),
     "hf_gpt2": (gpt2, hugging_face_loss, sequences),
     "hf_llama": (llama, hugging_face_loss, sequences),
+    "gpt_muon": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),
 }
+
+
+def muon(model: nn.Module, optimization: Optimization) -> Optimizers:
+    return from_config(model, optimization.model_copy(update={"optimizer": "muon"}))
 
 
 def task_of(name: str) -> tuple[Task, TensorDataset]:
     model, loss, data = MODELS[name]
-    return Task(model, loss), data()
+    return Task(model, loss, muon if name == "gpt_muon" else from_config), data()

@@ -138,7 +138,7 @@ def muon_and_adamw(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     named = list(model.named_parameters())
     hidden = [p for n, p in named if p.ndim == 2 and n.startswith("blocks")]
     rest = [p for n, p in named if not (p.ndim == 2 and n.startswith("blocks"))]
-    return [torch.optim.Muon(hidden, lr=0.02), torch.optim.AdamW(rest, lr=3e-3)]
+    return [drivetrain.Muon(hidden, lr=0.02), torch.optim.AdamW(rest, lr=3e-3)]
 
 
 def train_with_two(folder: str, strategy: str, run: str, cut: bool = False) -> list[float]:
@@ -171,14 +171,10 @@ def two_ways(folder: str) -> tuple[list[float], list[float], list[float]]:
     return copies, shards, train_with_two(folder, "fsdp", "cut")
 
 
-MUON = 1e-4
-"""Muon multiplies matrices in bf16, which round in another order: 1.4e-5 was seen."""
-
-
 @pytest.mark.slow
 def test_two_optimizers_train_on_copies_and_shards(tmp_path: Path) -> None:
     alone = run_ranks(train_with_two, 1, 120, args=(str(tmp_path), "ddp", "alone"))[0]
     for copies, shards, resumed in run_ranks(two_ways, 2, 200, args=(str(tmp_path),)):
         assert largest_deviation(copies, alone) <= PARITY
-        assert largest_deviation(shards, alone) <= MUON
+        assert largest_deviation(shards, alone) <= PARITY
         assert resumed == shards[3:], "to the last bit"

@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 
 from drivetrain.record import session
 from drivetrain.record.session import ACCEPT_CHANGE, RUN_DIR
-from drivetrain.train.task import Task, adamw
+from drivetrain.train.optimizers import from_config
+from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 
 LENGTH, HALF, WHOLE = 24, 4, 8
@@ -37,7 +38,7 @@ class Setup:
     shift: float = 0.0
     """Added to every sample: other data of the same length."""
     model: Callable[[], nn.Module] = _model
-    optimizer: Any = adamw
+    optimizer: Any = from_config
     torch: str = torch.__version__
     """The version that is written down; there is but one to train with."""
 

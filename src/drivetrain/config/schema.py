@@ -152,15 +152,23 @@ class Optimization(Section):
     """Scale `learning_rate` by (global_batch_size / base_batch_size), or by its square root."""
     base_batch_size: int | None = Field(default=None, gt=0)
     """The global batch size that `learning_rate` was tuned for."""
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    """For a task without an optimizer of its own. muon: for the matrices of the model's blocks;
+    AdamW for embeddings, heads, norms and biases."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Of sgd (null: 0) and muon (null: 0.95)."""
+    muon_dtype: Literal["fp32", "bf16"] = "fp32"
+    """What Muon orthogonalises matrices in. bf16 is faster on accelerators, but small differences
+    of rounding between layouts grow: losses then agree to about 1e-4 instead of 1e-7."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """For the default optimizer (AdamW); a task with its own optimizer sets its own."""
+    """For the config's optimizer; a task with its own optimizer sets its own."""
     decay_norms_and_biases: bool = False
-    """Whether the default optimizer's weight decay reaches all weights, or only those with two
+    """Whether the config's optimizer's weight decay reaches all weights, or only those with two
     dimensions and more: matrices, kernels and embeddings, but no norms and biases."""
     adamw_implementation: Literal["auto", "for_loop", "foreach", "fused"] = "auto"
-    """How the default optimizer goes through the weights: one after the other, many in one call, or
-    in one kernel. auto: as torch chooses: for_loop on a CPU, foreach on CUDA, XPU and devices from
-    outside torch. They round differently in the last bits; fused is the fastest."""
+    """How AdamW goes through the weights: one after the other, many in one call, or in one kernel.
+    auto: as torch chooses: for_loop on a CPU, foreach on CUDA, XPU and devices from outside torch.
+    They round differently in the last bits; fused is the fastest."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Clip the global gradient norm to this; null leaves gradients alone."""
 

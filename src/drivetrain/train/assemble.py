@@ -49,6 +49,8 @@ from drivetrain.train.contract import (
 )
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
+from drivetrain.train.muon import on_shards
+from drivetrain.train.optimizers import from_config
 from drivetrain.train.own_schedule import own_rate
 from drivetrain.train.refusals import check_model, check_optimizer
 from drivetrain.train.schedule import CurveRate, LearningRate, RateCurve, batch_size_factor
@@ -115,6 +117,7 @@ def assemble(
     plan = BatchPlan(config.global_batch_size, micro_batch_size, world.layout.dp, length)
     feed = make_feed(source, plan, world, config)
     total_steps = _total_steps(config, plan)
+    _check_optimizer_keys(task, resolved)
     resolved = _choose_schedule(task, resolved)
     config = resolved.config
     _check_schedule(config, total_steps)
@@ -131,6 +134,7 @@ def assemble(
     optimizer = task.make_optimizer(spread.inner, config.optimization)
     for each in members(optimizer):
         check_optimizer(each)
+        on_shards(each)
     made |= optimizer_terms(optimizer, task.optimizer)
     if spread.engine_step is not None:
         if len(members(optimizer)) > 1:
@@ -210,6 +214,22 @@ def _total_steps(config: RunConfig, plan: BatchPlan) -> int | None:
     if plan.length is None or config.num_train_epochs is None:
         return None
     return plan.end_of(config.num_train_epochs - 1)
+
+
+def _check_optimizer_keys(task: Task, resolved: ResolvedConfig) -> None:
+    """A task with an optimizer of its own does not ask the config for one."""
+    if task.optimizer is from_config:
+        return
+    names = [f"optimization.{name}" for name in ("optimizer", "momentum", "muon_dtype")]
+    rule = "the task has an optimizer of its own"
+    problems = [
+        Problem(name, rule, "leave one of them out", getattr(resolved.config.optimization, key))
+        for name in names
+        if resolved.source(name).kind != "default"
+        for key in [name.rpartition(".")[2]]
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:

@@ -20,8 +20,9 @@ from drivetrain.data.sampled_feed import SampledFeed
 from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World
 from drivetrain.record.session import ACCEPT_CHANGE
+from drivetrain.train.optimizers import from_config
 from drivetrain.train.several_optimizers import kind_of
-from drivetrain.train.task import OptimizerFactory, adamw
+from drivetrain.train.task import OptimizerFactory
 
 _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 """Of an optimizer's groups: what changes no number beyond rounding."""
@@ -154,7 +155,7 @@ def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory)
     """The optimizer's kind, and its settings where they are the user's own."""
     groups = optimizer.param_groups
     terms: dict[str, Any] = {"optimizer.class": kind_of(optimizer)}
-    if factory is not adamw:  # that one's settings, and groups, are the config's
+    if factory is not from_config:  # that one's settings, and groups, are the config's
         terms["optimizer.groups"] = len(groups)
         keys = sorted({k for group in groups for k, v in group.items() if _is_setting(k, v)})
         for key in keys:
@@ -187,9 +188,15 @@ def agree_on(contract: Contract, world: World) -> None:
 
 
 def _of_config(config: RunConfig) -> dict[str, Any]:
-    optimization = config.optimization.model_dump(mode="json", exclude={"adamw_implementation"})
-    if not config.optimization.weight_decay:  # then it decides nothing
+    said = config.optimization
+    # the kind of optimizer is a term of its own, whoever made it
+    optimization = said.model_dump(mode="json", exclude={"adamw_implementation", "optimizer"})
+    if not said.weight_decay:  # then it decides nothing
         optimization["decay_norms_and_biases"] = None
+    if said.optimizer == "adamw":
+        optimization["momentum"] = None
+    if said.optimizer != "muon":
+        optimization["muon_dtype"] = None
     falls = config.optimization.needs_the_end
     parallel = config.parallel
     decide = [each.name for each in all_traits() if each.changes_training]

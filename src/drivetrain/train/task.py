@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.train.adapter import Adapter
+from drivetrain.train.optimizers import from_config
 from drivetrain.train.outputs import PerSample
 from drivetrain.train.own_schedule import ScheduleFactory
 from drivetrain.train.several_optimizers import as_one
@@ -43,40 +44,6 @@ OptimizerFactory = Callable[..., torch.optim.Optimizer | Sequence[torch.optim.Op
 """`optimizer(parameters, optimization)`, `(model, optimization)` or `(named_parameters, …)`."""
 
 
-_IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
-    "auto": (None, None),
-    "for_loop": (False, False),
-    "foreach": (True, False),
-    "fused": (False, True),
-}
-"""torch's `foreach` and `fused`"""
-
-
-def adamw(parameters: Iterable[nn.Parameter], optimization: Optimization) -> torch.optim.Optimizer:
-    """The default optimizer: AdamW with the config's learning rate and weight decay."""
-    foreach, fused = _IMPLEMENTATIONS[optimization.adamw_implementation]
-    trained = list(parameters)
-    groups: list[dict[str, Any]] = [{"params": trained}]
-    if decays_matrices_only(optimization):
-        apart = [p for p in trained if p.dim() < 2]
-        groups = [
-            {"params": [p for p in trained if p.dim() >= 2]},
-            {"params": apart, "weight_decay": 0.0},
-        ]
-    return torch.optim.AdamW(
-        groups,
-        lr=optimization.learning_rate,
-        weight_decay=optimization.weight_decay,
-        foreach=foreach,
-        fused=fused,
-    )
-
-
-def decays_matrices_only(optimization: Optimization) -> bool:
-    """Whether the default optimizer keeps norms and biases in a group of their own."""
-    return optimization.weight_decay > 0 and not optimization.decay_norms_and_biases
-
-
 _FUNCTIONS = {
     "model": "pass one that makes the model: model=make_model",
     "loss": "pass one: lambda model, batch: criterion(model(batch[0]), batch[1])",
@@ -95,9 +62,9 @@ class Task:
         model: Makes the model. Called once per rank, under the run's seed.
         loss: `loss(model, batch)`: a mean over the batch's samples, or a `Total`. With
             `(loss, {"ce": ce, "kl": kl})` its parts are recorded and shown beside it.
-        optimizer: `optimizer(parameters, config.optimization)`; AdamW when left out. With a first
-            argument called `model` or `named_parameters` it gets those instead, for groups by name;
-            the second may be left out. A list of optimizers is stepped as one: Muon and AdamW.
+        optimizer: `optimizer(parameters, config.optimization)`; the config's when left out. With a
+            first argument called `model` or `named_parameters` it gets those instead, for groups by
+            name; the second may be left out. Several in a list are stepped as one.
         schedule: `schedule(optimizer, total_steps)`: a torch LR scheduler, stepped after each step
             (ReduceLROnPlateau: each evaluation), or an `LRSchedule` that says when. Saved with the
             run. The config's schedule when left out.
@@ -112,7 +79,7 @@ class Task:
 
     model: Callable[[], nn.Module]
     loss: LossFunction
-    optimizer: OptimizerFactory = adamw
+    optimizer: OptimizerFactory = from_config
     metrics: MetricsFunction | None = None
     summarize: Any = None
     schedule: ScheduleFactory | None = None

@@ -1,0 +1,226 @@
+"""Muon whose numbers do not depend on the layout: a matrix is orthogonalised whole, by one rank.
+
+torch's own multiplies DTensors, and products over shards round differently: on shards it trains
+something else. Here momentum and update stay on the shards. In between, as many matrices as there
+are shards are handed out, one to a rank, which puts it together, orthogonalises it and sends every
+rank its part back: a rank never holds more than one whole matrix, and no work is done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim._muon import _adjust_lr
+
+Box = tuple[int, int, int, int]
+"""Of a part of a matrix: first row, rows, first column, columns."""
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon for matrices that may be sharded (fsdp, hsdp, tp): the same steps on any layout.
+
+    In bfloat16, on whole matrices, it is torch's to the last bit; its state has the same names.
+    """
+
+    dtype = torch.float32
+    """What matrices are orthogonalised in. bfloat16, which torch takes, is faster on accelerators,
+    and blows up the last bits of a gradient: sums in another order become visible."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; on shards a collective call."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for sharers, matrices in _rounds(trained):
+                directions = [self._direction(matrix, group) for matrix in matrices]
+                if sharers is not None:
+                    directions = sharers.orthogonalize(
+                        matrices, directions, self._iteration(group), self.dtype
+                    )
+                else:
+                    directions = [self._iteration(group)(direction) for direction in directions]
+                for matrix, direction in zip(matrices, directions, strict=True):
+                    rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], matrix.shape)
+                    shard = _local(matrix)
+                    shard.mul_(1 - float(group["lr"]) * group["weight_decay"])
+                    shard.add_(direction.to(shard.device), alpha=-float(rate))
+        return loss
+
+    def _direction(self, matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Where momentum leads, of this rank's shard."""
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        gradient, momentum = _local(matrix.grad), _local(state["momentum_buffer"])
+        momentum.lerp_(gradient, 1 - group["momentum"])
+        return gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+
+    def _iteration(self, group: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return partial(
+            orthogonalized,
+            coefficients=group["ns_coefficients"],
+            num_steps=group["ns_steps"],
+            eps=group["eps"],
+            dtype=self.dtype,
+        )
+
+
+def orthogonalized(
+    matrix: torch.Tensor,
+    coefficients: tuple[float, float, float],
+    num_steps: int,
+    eps: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Its singular values brought close to one, by Newton and Schulz's iteration."""
+    a, b, c = coefficients
+    is_tall = matrix.size(0) > matrix.size(1)
+    now = matrix.to(dtype)
+    now = now.T if is_tall else now
+    now = now / now.norm().clamp(min=eps)
+    for _ in range(num_steps):
+        gram = now @ now.T
+        now = torch.addmm(now, torch.addmm(gram, gram, gram, beta=b, alpha=c), now, beta=a)
+    return now.T if is_tall else now
+
+
+def on_shards(optimizer: torch.optim.Optimizer) -> None:
+    """Let a Muon of torch's step as ours does if it has shards; state and settings are the same."""
+    groups = optimizer.param_groups
+    has_shards = any(isinstance(p, DTensor) for group in groups for p in group["params"])
+    if has_shards and type(optimizer) is torch.optim.Muon:
+        optimizer.__class__ = Muon
+        vars(optimizer)["dtype"] = torch.bfloat16  # as torch's has it on whole matrices
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _rounds(
+    parameters: Sequence[torch.Tensor],
+) -> Iterator[tuple[_Sharers | None, list[torch.Tensor]]]:
+    """Matrices that are handed out together, the largest first, so that a round's are alike."""
+    by_sharers: dict[_Sharers | None, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        by_sharers.setdefault(_sharers_of(parameter), []).append(parameter)
+    for sharers, matrices in by_sharers.items():
+        matrices.sort(key=lambda matrix: -matrix.numel())  # stable: every rank has this order
+        count = 1 if sharers is None else sharers.size
+        for first in range(0, len(matrices), count):
+            yield sharers, matrices[first : first + count]
+
+
+_SHARERS: dict[tuple[DeviceMesh, tuple[int, ...]], _Sharers] = {}
+
+
+def _sharers_of(parameter: torch.Tensor) -> _Sharers | None:
+    """None: this rank has all of it."""
+    if not isinstance(parameter, DTensor):
+        return None
+    mesh = parameter.device_mesh
+    placed = enumerate(parameter.placements)
+    axes = tuple(axis for axis, at in placed if not at.is_replicate() and mesh.size(axis) > 1)
+    if not axes:
+        return None
+    if (mesh, axes) not in _SHARERS:
+        _SHARERS[mesh, axes] = _Sharers(mesh, axes)
+    return _SHARERS[mesh, axes]
+
+
+class _Sharers:
+    """Ranks that have the parts of the same matrices."""
+
+    def __init__(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> None:
+        if len(axes) == 1:
+            self._group = mesh.get_group(axes[0])
+        else:
+            along = mesh[tuple((mesh.mesh_dim_names or ())[axis] for axis in axes)]
+            self._group = along._flatten().get_group()  # noqa: SLF001 - its only name
+        self._axes = axes
+        self.size = dist.get_world_size(self._group)
+        self._rank = dist.get_rank(self._group)
+        is_cpu = mesh.device_type == "cpu"
+        # shards that wait in the host's memory (offload) travel by the device all the same
+        self._device = torch.device(
+            "cpu" if is_cpu else torch.accelerator.current_accelerator() or mesh.device_type
+        )
+
+    def orthogonalize(
+        self,
+        matrices: Sequence[torch.Tensor],
+        directions: Sequence[torch.Tensor],
+        iterate: Callable[[torch.Tensor], torch.Tensor],
+        dtype: torch.dtype,
+    ) -> list[torch.Tensor]:
+        """This rank's parts of the orthogonalised matrices. A collective call."""
+        # as the iteration begins: half the bytes in bfloat16, and not one bit of difference
+        parts = [d.to(self._device, dtype).reshape(-1) for d in directions]
+        mine = self._rank if self._rank < len(matrices) else None
+        theirs = [] if mine is None else self._boxes(matrices[mine])
+        received = self._swap(dtype, parts, [rows * columns for _, rows, _, columns in theirs])
+        answer: list[torch.Tensor] = []
+        if mine is not None:
+            whole = received[0].new_empty(matrices[mine].shape)
+            for (row, rows, column, columns), part in zip(theirs, received, strict=True):
+                whole[row : row + rows, column : column + columns] = part.view(rows, columns)
+            whole = iterate(whole)
+            answer = [
+                whole[row : row + rows, column : column + columns].reshape(-1)
+                for row, rows, column, columns in theirs
+            ]
+        returned = self._swap(dtype, answer, [part.numel() for part in parts])
+        return [r.view(d.shape) for r, d in zip(returned, directions, strict=True)]
+
+    def _swap(
+        self, dtype: torch.dtype, parts: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Part i goes to rank i; from rank i come `sizes[i]` numbers. Left out at the end: none."""
+        sent = [part.numel() for part in parts] + [0] * (self.size - len(parts))
+        coming = [*sizes, *([0] * (self.size - len(sizes)))]
+        given = torch.cat([*parts, torch.empty(0, dtype=dtype, device=self._device)])
+        taken = torch.empty(sum(coming), dtype=dtype, device=self._device)
+        dist.all_to_all_single(taken, given, coming, sent, group=self._group)
+        return list(taken.split(coming))[: len(sizes)]
+
+    def _boxes(self, matrix: torch.Tensor) -> list[Box]:
+        """By rank, what it has of the matrix."""
+        assert isinstance(matrix, DTensor)  # noqa: S101 - for mypy
+        mesh, shape = matrix.device_mesh, matrix.shape
+        sizes = [mesh.size(axis) for axis in self._axes]
+        found = [
+            _box(shape, matrix.placements, dict(zip(self._axes, at, strict=True)), mesh)
+            for at in product(*map(range, sizes))
+        ]
+        if found[self._rank][1::2] != tuple(matrix.to_local().shape):
+            raise RuntimeError(f"{matrix.placements} of {tuple(shape)} are not understood by Muon")
+        return found
+
+
+def _box(
+    shape: Sequence[int], placements: Sequence[Any], at: Mapping[int, int], mesh: DeviceMesh
+) -> Box:
+    """What the rank at these coordinates has: torch's chunks along one mesh axis after another."""
+    box: list[int] = []
+    for dim, size in enumerate(shape):
+        axes = [axis for axis in at if placements[axis].dim == dim]
+        # what fsdp shards last stands first in the mesh: its placement is a strided one
+        axes.sort(key=lambda axis: not placements[axis].is_shard())
+        first, count = 0, size
+        for axis in axes:
+            chunk = -(-count // mesh.size(axis))
+            skipped = min(at[axis] * chunk, count)
+            first, count = first + skipped, min(chunk, count - skipped)
+        box += [first, count]
+    return (box[0], box[1], box[2], box[3])
