@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ReplicaDrift,
         WorkerFailure,
     )
+    from drivetrain.parallel.gather import gather
     from drivetrain.record.reading import open_run
     from drivetrain.train.early_stopping import EarlyStopping
     from drivetrain.train.history import EvaluationResult, History, StepMetrics
@@ -69,6 +70,7 @@ _HOMES = {
     "Trainer": "drivetrain.train.trainer",
     "WorkerFailure": "drivetrain.core.errors",
     "config_from_training_arguments": "drivetrain.compat.hugging_face",
+    "gather": "drivetrain.parallel.gather",
     "load_config": "drivetrain.config",
     "open_run": "drivetrain.record.reading",
     "prepare": "drivetrain.train.keep_loop",
@@ -104,6 +106,7 @@ __all__ = [
     "WorkerFailure",
     "__version__",
     "config_from_training_arguments",
+    "gather",
     "load_config",
     "open_run",
     "prepare",

@@ -17,6 +17,7 @@ from tests.accelerator.reference import losses_on_cpu
 from tests.gpt_task import GPT, token_loss
 from tests.ranks.matrix import LAYOUTS, config
 from tests.ranks.models import task_of
+from tests.ranks.test_gather import train as train_gathered
 from tests.ranks.training import largest_deviation, sentences, settings, train_gpt
 
 PARITY = 1e-5
@@ -139,3 +140,15 @@ def test_a_loop_of_ones_own_in_a_group_that_takes_no_host_tensors(tmp_path: Path
     losses = run_ranks(kept_loop, 2, args=(str(tmp_path),), backend=GROUPS["device only"])[0]
     assert len(losses) == 6
     assert losses[-1] < losses[0]
+
+
+def gathered(output_dir: str) -> list[list[float]]:
+    return [train_gathered(output_dir, strategy) for strategy in ("ddp", "fsdp")]
+
+
+def test_a_loss_over_the_rows_of_all_ranks(tmp_path: Path) -> None:
+    """gather(): rows on the device, how many there are on the host."""
+    expected = train_gathered(str(tmp_path), "ddp")
+    for found in run_ranks(gathered, 2, 200, (str(tmp_path),), GROUPS["device only"]):
+        for numbers in found:
+            assert largest_deviation(numbers, expected) <= PARITY

@@ -24,6 +24,7 @@ from drivetrain.core.traits import all_traits
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
+from drivetrain.parallel.gather import alone
 from drivetrain.parallel.parts import local_parts
 from drivetrain.plan.profile.fake_tensor_patches import moving_modules, shapes_worked_out_aside
 from drivetrain.rehearse.calls import Line, here
@@ -142,7 +143,8 @@ def _build(task: Task, tensors: FakeTensorDispatch, lines: dict[str, Line | None
 
 def _lose(task: Task, model: nn.Module, batch: Any, tensors: FakeTensorDispatch) -> Loss:
     tensors.memory.doing = "computing the loss"
-    loss, _ = split(task.loss(model, batch))
+    with alone():  # ranks that are not there have no rows
+        loss, _ = split(task.loss(model, batch))
     tensors.memory.doing = "going back through it"
     return loss
 

@@ -20,12 +20,13 @@ from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.clock import Waiting, clock_of
+from drivetrain.parallel.gather import Gathering
 from drivetrain.parallel.loss_parallel import LossOverParts
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.train.optimizer_groups import keep_kinds_apart
 from drivetrain.train.precision import found_inf, make_autocast, make_scaler
-from drivetrain.train.refusals import check_loss
+from drivetrain.train.refusals import check_loss, why_not_gathered
 from drivetrain.train.schedule import LearningRate
 from drivetrain.train.several_optimizers import members
 from drivetrain.train.step_timer import StepTimer
@@ -64,6 +65,7 @@ class Engine:
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
         self._stream = fold(config.seed, MODEL)
+        self._gathering = Gathering(world, why_not_gathered(config, spread))
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.before_change: Callable[[], None] | None = None
         """Called before the weights move, by whoever is still copying them."""
@@ -91,7 +93,9 @@ class Engine:
         seed = turn_seed(self._stream, micro.step, micro.index)
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
         traffic = self.spread.micro_batch(micro.index, is_last=is_last)
-        return LossOverParts() if self._is_loss_parallel else traffic  # there it is none
+        if self._is_loss_parallel:  # there is no traffic then
+            traffic = LossOverParts()
+        return self._gathering.of(traffic, has_samples=micro.num_samples > 0, is_last=is_last)
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""

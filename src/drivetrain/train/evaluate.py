@@ -20,6 +20,7 @@ from torch import nn
 from drivetrain.core.errors import ConfigError, Problem, blame
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
+from drivetrain.parallel.gather import alone
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.train.history import EvaluationResult
@@ -152,7 +153,7 @@ def _go_through(
         for buffer in module.buffers():
             dist.broadcast(buffer, group_src=0, group=world.copies)
     batches = feed.batches(in_lockstep=spread.forwards_in_lockstep)
-    with evaluating(module), torch.no_grad(), spread.shown_weights():
+    with evaluating(module), torch.no_grad(), spread.shown_weights(), alone():
         for turn, (batch, num_samples) in enumerate(batches):
             look(turn, to_device(batch, world.device), num_samples)
 

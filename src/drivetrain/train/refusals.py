@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.model import ParallelModel
 from drivetrain.train.outputs import PerSample
 from drivetrain.train.task import Task, Total
 
@@ -98,6 +100,29 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         rule = "its step needs a closure that computes the loss again"
         remedy = "use one that steps on gradients alone: AdamW, SGD"
         raise _refusal("optimizer", rule, remedy, type(optimizer).__name__)
+
+
+def why_not_gathered(config: RunConfig, spread: ParallelModel) -> Problem | None:
+    """Where the rows of all data-parallel ranks mean nothing, or could not be gathered alike."""
+    parallel, where, value, rule = config.parallel, "", "", ""
+    if parallel.pp > 1:
+        where, value = "parallel.pp", str(parallel.pp)
+        rule = "a pipeline's last stage alone has the loss, one micro-batch at a time"
+    elif parallel.cp > 1:
+        where, value = "parallel.cp", str(parallel.cp)
+        rule = "under cp a rank has a part of each sample, and no sample's features"
+    elif config.fault_tolerance == "live":
+        where, value = "fault_tolerance", "live"
+        rule = "live replicas compute their losses each for itself"
+    elif spread.local_steps is not None:
+        where, value = "parallel.strategy", parallel.strategy
+        rule = "its ranks train models of their own between two agreements"
+    elif config.reproducibility == "bitwise":
+        where, value = "reproducibility", "bitwise"
+        rule = "its gradients are added up in an order that goes by the number of ranks"
+    if not rule:
+        return None
+    return Problem(where, f"gather() cannot be used: {rule}", "use ddp or fsdp without it", value)
 
 
 def _refusal(where: str, rule: str, remedy: str, value: Any) -> ConfigError:

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.core.files import write_whole
+from drivetrain.parallel.gather import alone
 from drivetrain.parallel.parts import own_part
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.refusals import check_loss
@@ -153,7 +154,7 @@ class _Operation:
 def _rerun(inner: nn.Module, task: Task, batch: Any, *, nan: bool) -> _Operation | None:
     with _names(inner) as current:
         first = _FirstBad(current, nan=nan)
-        with first:
+        with first, alone():  # other ranks may have found nothing
             task.loss(inner, batch)
     return first.found
 
