@@ -75,9 +75,7 @@ class Gathering:
         group = self._world.copies
         counts = self._counts(len(tensor), group)
         padded = F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, max(counts) - len(tensor)))
-        found = _all_gather(padded.contiguous(), 0, dist.group.WORLD if group is None else group)
-        if min(counts) == max(counts):
-            return collectives.wait_tensor(found)
+        found = _all_gather(padded.contiguous(), 0, group or _everyone())
         pieces = found.chunk(len(counts))
         return torch.cat([each[:count] for each, count in zip(pieces, counts, strict=True)])
 
@@ -89,6 +87,13 @@ class Gathering:
         dist.all_reduce(counts, group=world.host_group)
         ranks = range(world.layout.world_size) if group is None else _members(group)
         return [int(counts[rank]) for rank in ranks]
+
+
+def _everyone() -> dist.ProcessGroup:
+    group: dist.ProcessGroup | None = dist.group.WORLD
+    if group is None:
+        raise RuntimeError("ranks that have met are in a group")
+    return group
 
 
 def _members(group: dist.ProcessGroup) -> list[int]:

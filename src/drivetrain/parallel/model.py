@@ -113,6 +113,10 @@ class ParallelModel:
         """Around forward and backward of one micro-batch; gradients travel only in the last."""
         raise NotImplementedError
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add up gradients: of every weight the loss depends on."""
+        loss.backward()
+
     def finish_gradients(self) -> None:
         """After the last micro-batch: gradients are complete on return."""
         raise NotImplementedError

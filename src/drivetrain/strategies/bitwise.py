@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from drivetrain.cluster.description import Cluster
-from drivetrain.core.errors import Problem
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.strategies.ddp import DDP
 from drivetrain.strategies.ddp.strategy import DDPStrategy
 from drivetrain.strategies.single import SingleModel
-from drivetrain.strategies.strategy import Profile
+from drivetrain.strategies.strategy import ONE_MODEL, Profile
 
 # Adding n things up in one fixed order, whoever holds which of them.
 #
@@ -124,6 +124,10 @@ class BitwiseStrategy(DDPStrategy):
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
         """Leave the model as it is; the ranks start from the same seeded weights."""
         return FixedOrderModel(model.to(world.device), world, self._blocks)
+
+    def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
+        """Gradients of all that a backward passes go into one tree."""
+        raise ConfigError([ONE_MODEL])
 
 
 class FixedOrderModel(SingleModel):

@@ -10,6 +10,7 @@ from torch import nn
 
 from drivetrain.parallel.model import NOTHING, ParallelModel
 from drivetrain.parallel.parts import local_parts, on_host, total_norm, whole
+from drivetrain.parallel.several_models import backward_to
 
 
 class SingleModel(ParallelModel):
@@ -39,3 +40,11 @@ class SingleModel(ParallelModel):
     def full_state(self) -> dict[str, Any]:
         """The module's own, with layers that ranks share put together; on the CPU."""
         return {name: on_host(whole(value)) for name, value in self.inner.state_dict().items()}
+
+
+class SingleOfSeveral(SingleModel):
+    """One of several models, on one rank."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """To its own weights."""
+        backward_to(self.inner, loss)

@@ -12,7 +12,7 @@ from torch import nn
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import Problem
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.plugins import load
 from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.layout import Layout
@@ -66,6 +66,14 @@ class Cost:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
+ONE_MODEL = Problem(
+    "parallel.strategy",
+    "this way of spreading knows one model with one backward, and there are several",
+    "use ddp or fsdp, without reproducibility=bitwise",
+    has_value=False,
+)
+
+
 class Strategy(Protocol):
     """How a model is spread, what that costs, and what stands in the way."""
 
@@ -84,6 +92,10 @@ class Strategy(Protocol):
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
         """Do it. Moving the model, or what this rank keeps of it, to the device is part of it."""
         ...
+
+    def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
+        """The same for one of several models, whose backward reaches its own weights only."""
+        raise ConfigError([ONE_MODEL])
 
 
 def cost_now(model: CostModel, profile: Profile, use: Use) -> Cost:

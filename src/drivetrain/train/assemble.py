@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.neighbours import Neighbours
 from drivetrain.parallel.pipeline.anatomy import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
+from drivetrain.parallel.several_models import ModelsByName, SeveralModels
 from drivetrain.parallel.world import World, join_world, live_world
 from drivetrain.record.rank_logging import share_console
 from drivetrain.record.run_directory import micro_batch_so_far
@@ -51,10 +52,11 @@ from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
 from drivetrain.train.muon import on_shards
 from drivetrain.train.optimizers import from_config
-from drivetrain.train.own_schedule import own_rate
+from drivetrain.train.own_schedule import SchedulesByName, own_rate
 from drivetrain.train.refusals import check_model, check_optimizer
 from drivetrain.train.schedule import CurveRate, LearningRate, RateCurve, batch_size_factor
-from drivetrain.train.several_optimizers import kind_of, members
+from drivetrain.train.several_engine import SeveralRates
+from drivetrain.train.several_optimizers import OptimizersByName, kind_of, members
 from drivetrain.train.task import Task
 
 
@@ -259,6 +261,15 @@ def _choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:
 def _learning_rate(
     task: Task, config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int | None
 ) -> LearningRate:
+    if isinstance(optimizer, OptimizersByName):
+        schedules = task.schedule if isinstance(task.schedule, SchedulesByName) else {}
+        rates = {
+            name: _learning_rate(
+                replace(task, schedule=schedules.get(name)), config, each, total_steps
+            )
+            for name, each in optimizer.by_name.items()
+        }
+        return SeveralRates(optimizer, rates)
     if task.schedule is not None:
         return own_rate(task.schedule, optimizer, total_steps)
     if config.optimization.lr_scheduler_type == "none":
@@ -396,6 +407,8 @@ def _spread(
         shared: dict[str, float] = json.loads(world.agree(json.dumps(costs)))
         return shared
 
+    if isinstance(model, ModelsByName):
+        return _spread_each(model, strategy, world, config)
     cut = divide(model, config.parallel, world, plan.accumulation, measure)
     if config.memory.activation_checkpointing != "none":
         recompute_blocks(model, config.memory.activation_checkpointing)
@@ -409,3 +422,23 @@ def _spread(
     group = world.mesh.get_group("pp")
     copies = world.copies if world.layout.dp > 1 else None
     return Pipelined(spread, cut, config.parallel.pipeline, group, copies)
+
+
+def _spread_each(
+    models: ModelsByName, strategy: Strategy, world: World, config: RunConfig
+) -> ParallelModel:
+    """Each of several models by itself; none is divided."""
+    parallel = config.parallel
+    rule = "several models are copied or sharded, each by itself, not divided"
+    divided = [axis for axis in ("pp", "cp", "tp") if getattr(parallel, axis) > 1]
+    if divided:
+        key, value = f"parallel.{divided[0]}", getattr(parallel, divided[0])
+        raise ConfigError([Problem(key, rule, "use ddp or fsdp alone", value)])
+    parts = {}
+    for name, model in models.items():
+        if config.memory.activation_checkpointing != "none":
+            recompute_blocks(model, config.memory.activation_checkpointing)
+        if config.compile.enabled:
+            model.compile(backend=config.compile.backend, mode=config.compile.mode)
+        parts[name] = strategy.apply_beside_others(model, world)
+    return SeveralModels(parts)

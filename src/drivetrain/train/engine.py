@@ -16,6 +16,7 @@ from torch import nn
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
@@ -45,6 +46,7 @@ class Engine:
         spread: ParallelModel,
         optimizer: torch.optim.Optimizer,
         learning_rate: LearningRate,
+        part_of: Engine | None = None,
     ) -> None:
         self.world = world
         self.spread = spread
@@ -53,7 +55,7 @@ class Engine:
         self.scaler = make_scaler(config.precision, world.device)
         self.meter = Meter(world, counts=spread.counts)
         clock = clock_of(world.accelerator)
-        self.waiting = Waiting(clock)
+        self.waiting: Waiting = Waiting(clock) if part_of is None else part_of.waiting
         """What this rank has waited for others since the timer last asked."""
         spread.watch_waits(self.waiting)
         self.timer = StepTimer(clock, self.waiting)
@@ -62,6 +64,7 @@ class Engine:
         tensor = config.parallel.tensor
         self._is_loss_parallel = config.parallel.tp > 1 and tensor.loss_parallel
         self._sentinel = Sentinel.of(config, world, spread.inner)
+        """Each of several models has one of its own."""
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
         self._stream = fold(config.seed, MODEL)
@@ -88,7 +91,8 @@ class Engine:
     ) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch: its random streams and its traffic.
 
-        In a pipeline it is around a stage's forward, and each stage has streams of its own.
+        In a pipeline it is around a stage's forward, and each stage has streams of its own; so has
+        each pass over the same micro-batches, where there are several.
         """
         seed = turn_seed(self._stream, micro.step, micro.index)
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
@@ -96,6 +100,10 @@ class Engine:
         if self._is_loss_parallel:  # there is no traffic then
             traffic = LossOverParts()
         return self._gathering.of(traffic, has_samples=micro.num_samples > 0, is_last=is_last)
+
+    def scalers(self) -> dict[str, Stateful]:
+        """What fp16 needs to be saved of, by name."""
+        return {} if self.scaler is None else {"scaler": self.scaler}
 
     def wants(self, micro: MicroBatch) -> bool:
         """Whether this turn must be taken: it has samples, or other ranks wait for it."""
@@ -110,7 +118,7 @@ class Engine:
         if self.spread.engine_step is not None:
             self.spread.engine_step.backward(scaled)
         else:
-            scaled.backward()
+            self.spread.backward(scaled)
         self.waiting.after_backward()
         self.note_loss(loss, micro)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,12 +55,15 @@ from drivetrain.train.watch.non_finite import has_whole_loss_on_host
 
 
 def prepare(
-    model: nn.Module | Callable[[], nn.Module],
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    model: nn.Module | Callable[[], nn.Module] | Mapping[str, Any],
+    optimizer: torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Mapping[str, torch.optim.Optimizer]
+    | None,
     train: Any,
     config: RunConfig | ResolvedConfig | Mapping[str, Any],
     stateful: Mapping[str, Stateful] | None = None,
-    scheduler: LRScheduler | LRSchedule | ScheduleFactory | None = None,
+    scheduler: LRScheduler | LRSchedule | ScheduleFactory | Mapping[str, Any] | None = None,
 ) -> KeptLoop:
     """Spread a model and line up the data for a loop of your own.
 
@@ -69,16 +72,17 @@ def prepare(
     in `stateful` (anything with state_dict and load_state_dict) is saved and restored with the run.
     `scheduler` is a torch LR scheduler built on the optimizer, an `LRSchedule` that says when it is
     stepped, or a function that makes one: `scheduler(optimizer, total_steps)`. `loop.step()` steps
-    it, a ReduceLROnPlateau `loop.evaluate()`; it is saved with the run.
+    it, a ReduceLROnPlateau `loop.evaluate()`; it is saved with the run. Several models are dicts
+    with the same names: `prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, …)`; then `backward`
+    and `step` take a name.
     """
-    factory = Prebuilt(model) if isinstance(model, nn.Module) else model
-    task = Task(model=factory, loss=_not_asked)
-    if optimizer is not None:
-        if not isinstance(factory, Prebuilt):
-            raise TypeError("an optimizer needs the model it was made for, not a function")
-        task = replace(task, optimizer=GivenOptimizer(as_one(optimizer), factory.model))
-    if scheduler is not None:
-        task = replace(task, schedule=as_factory(scheduler))
+    from drivetrain.train.several_loop import SeveralLoop, task_of_several  # stands on this loop
+
+    is_several = isinstance(model, Mapping)
+    if isinstance(model, Mapping):
+        task = task_of_several(model, optimizer, scheduler, _not_asked)
+    else:
+        task = _task_of_one(model, optimizer, scheduler)
     resolved = resolve(config)
     if resolved.config.parallel.pp > 1:
         rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
@@ -90,7 +94,31 @@ def prepare(
         rule = "a loop of one's own cannot do a step again when a replica is lost"
         problem = Problem("fault_tolerance", rule, "use Trainer, or start without --live", "live")
         raise ConfigError([problem])
-    return KeptLoop(assembly, stateful or {})
+    return (SeveralLoop if is_several else KeptLoop)(assembly, stateful or {})
+
+
+def _task_of_one(
+    model: nn.Module | Callable[[], nn.Module], optimizer: Any, scheduler: Any
+) -> Task:
+    factory = Prebuilt(model) if isinstance(model, nn.Module) else model
+    task = Task(model=factory, loss=_not_asked)
+    for what, given in (("optimizer", optimizer), ("scheduler", scheduler)):
+        if isinstance(given, Mapping):
+            rule, remedy = "is a dict, and there is one model", "name the models, too: a dict"
+            raise ConfigError([Problem(what, rule, remedy, ", ".join(map(str, given)))])
+    if optimizer is not None:
+        if not isinstance(factory, Prebuilt):
+            raise TypeError("an optimizer needs the model it was made for, not a function")
+        task = replace(task, optimizer=GivenOptimizer(as_one(optimizer), factory.model))
+    if scheduler is not None:
+        task = replace(task, schedule=as_factory(scheduler))
+    return task
+
+
+def _refuse_name(what: str, name: str | None) -> None:
+    if name is not None:
+        rule, remedy = "there is one model, without a name", f"leave it out of {what}()"
+        raise ConfigError([Problem(what, rule, remedy, repr(name))])
 
 
 def _not_asked(*given: Any) -> Any:
@@ -126,8 +154,8 @@ class KeptLoop(OwnRecords):
         """Evaluations before the loop began."""
 
     @property
-    def model(self) -> nn.Module:
-        """The spread model: call it in training."""
+    def model(self) -> Any:
+        """The spread model: call it in training. Of several, `loop.model["G"]` is one."""
         return self._engine.model
 
     @property
@@ -155,15 +183,19 @@ class KeptLoop(OwnRecords):
         """Of the step under way, counted from 0."""
         return max(0, self._at.epoch)
 
-    def steps(self) -> Iterator[Iterator[Any]]:
-        """The run's steps; each is an iterator of this rank's micro-batches."""
+    def steps(self) -> Iterator[Any]:
+        """The run's steps; each is an iterator of this rank's micro-batches.
+
+        With several models each is gone through as often as you like, in `for batch in step`.
+        """
         began_s, assembly, config = time.perf_counter(), self.assembly, self.assembly.config
         with (
             process_settings(config),
             open_attempt(assembly, self.history, self._run, began_s) as self._attempt,
         ):
             loop = self._loop = Loop.of(self._attempt, _TASK, _no_hooks)
-            set_training(self._engine.spread.inner)
+            for model in self._models():
+                set_training(model)
             try:
                 with self._attempt.training():
                     self._report_earlier(self._attempt)
@@ -173,6 +205,7 @@ class KeptLoop(OwnRecords):
                             before = self._at.step
                             self._is_after_step = False
                             yield self._micro_batches(loop, turns)
+                            self._check_whole()
                     except GeneratorExit:
                         # the script has left its loop: after a step it may, in one it has failed
                         if self._at.step == before or not is_left_on_purpose():
@@ -182,6 +215,13 @@ class KeptLoop(OwnRecords):
             finally:
                 self._loop = None
                 self.history.total_time = time.perf_counter() - began_s
+
+    def _models(self) -> Iterable[nn.Module]:
+        """What is trained."""
+        return [self._engine.spread.inner]
+
+    def _check_whole(self) -> None:
+        """Between two steps nothing is left open; the loop itself sees whether one was made."""
 
     def _report_earlier(self, attempt: Attempt) -> None:
         for one in self._unreported:
@@ -193,7 +233,7 @@ class KeptLoop(OwnRecords):
         attempt.saver.ended(self._at.stopped)
         loop.finish()
 
-    def _micro_batches(self, loop: Loop, turns: Iterator[Turn]) -> Iterator[Any]:
+    def _micro_batches(self, loop: Loop, turns: Iterator[Turn]) -> Iterable[Any]:
         self._turns_are_done = False
         for micro, batch, is_last in loop.micro_batches(turns):
             self._micro = micro
@@ -203,11 +243,13 @@ class KeptLoop(OwnRecords):
                 raise RuntimeError("backward() was not called for this micro-batch")
         self._turns_are_done = True
 
-    def backward(self, loss: Loss | LossAndParts) -> None:
+    def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
         """Add the micro-batch's gradients; a mean over its samples, or a Total.
 
-        `(loss, {"ce": ce})` has its parts recorded beside it.
+        `(loss, {"ce": ce})` has its parts recorded beside it. With several models, `name` is that
+        of the one it trains: the weights of others that the loss runs through get no gradients.
         """
+        _refuse_name("backward", name)
         if self._micro is None:
             raise RuntimeError("backward() belongs inside `for batch in step`, once per batch")
         check_loss(loss)
@@ -226,8 +268,12 @@ class KeptLoop(OwnRecords):
                 "optimization.learning_rate or set optimization.max_grad_norm"
             )
 
-    def step(self) -> None:
-        """Clip, set the learning rate, move the weights, forget the gradients."""
+    def step(self, name: str | None = None) -> None:
+        """Clip, set the learning rate, move the weights, forget the gradients.
+
+        With several models, those of the one called `name`.
+        """
+        _refuse_name("step", name)
         if self._loop is None or not self._turns_are_done:
             raise RuntimeError("step() was called before all of the step's batches were used")
         self._loop.move()

@@ -14,10 +14,12 @@ import torch
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.parallel.model import LocalSteps, ParallelModel
+from drivetrain.parallel.several_models import SeveralModels
 from drivetrain.parallel.world import World
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.schedule import LearningRate
+from drivetrain.train.several_engine import SeveralEngines, SeveralRates, optimizers_of
 from drivetrain.train.watch.meter import Meter
 
 
@@ -30,6 +32,8 @@ def engine_for(
     total_steps: int | None,
 ) -> Engine:
     """The engine that goes with a spread."""
+    if isinstance(spread, SeveralModels) and isinstance(learning_rate, SeveralRates):
+        return SeveralEngines(config, world, spread, optimizers_of(optimizer), learning_rate)
     if spread.local_steps is None:
         return Engine(config, world, spread, optimizer, learning_rate)
     spread.local_steps.ends_at(total_steps)

@@ -64,6 +64,16 @@ class GivenScheduler:
         return self._given
 
 
+class SchedulesByName(dict[str, "ScheduleFactory"]):
+    """Of several models' optimizers; one that is left out keeps its rate."""
+
+    def __call__(
+        self, optimizer: torch.optim.Optimizer, total_steps: int | None
+    ) -> LRScheduler | LRSchedule:
+        """There is none of all of them together."""
+        raise AssertionError(f"each optimizer has its own ({optimizer}, {total_steps})")
+
+
 def as_factory(scheduler: LRScheduler | LRSchedule | ScheduleFactory) -> ScheduleFactory:
     """What `prepare` was given, made already or not."""
     if isinstance(scheduler, (LRScheduler, LRSchedule)) or not callable(scheduler):

@@ -7,7 +7,7 @@ scheduler (`own_schedule.py`) has a state, which is saved with the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -102,7 +102,12 @@ class LearningRate:
     """Whether the user's code decides it, which may know on one rank what others do not."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
+
+    @property
+    def members(self) -> Sequence[LearningRate]:
+        """Those of several optimizers; itself, of one."""
+        return (self,)
 
     def before_step(self, step: int) -> None:
         """Set the rates of `step`, counted from 0."""
@@ -133,7 +138,7 @@ class LearningRate:
     @property
     def current(self) -> float:
         """The first group's rate."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
 
 
 class CurveRate(LearningRate):
@@ -165,7 +170,7 @@ class CurveRate(LearningRate):
         """Where the curve is level nothing is set."""
         if not self._is_checked:  # built on it since
             self._is_checked = True
-            _refuse_torch_scheduler(self._optimizer)
+            _refuse_torch_scheduler(self.optimizer)
         if self._curve.is_left_alone(step):
             return
         factor = self._curve.factor(step)
@@ -173,7 +178,7 @@ class CurveRate(LearningRate):
             self._refuse_another()
             self._factor = factor
             self._set = [peak * factor for peak in self._peaks]
-            for group, rate in zip(self._optimizer.param_groups, self._set, strict=True):
+            for group, rate in zip(self.optimizer.param_groups, self._set, strict=True):
                 group["lr"] = rate
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,7 +188,7 @@ class CurveRate(LearningRate):
 
     def _refuse_another(self) -> None:
         """What a script has set would be overwritten."""
-        for group, rate in zip(self._optimizer.param_groups, self._set or (), strict=False):
+        for group, rate in zip(self.optimizer.param_groups, self._set or (), strict=False):
             if group["lr"] is not rate and float(group["lr"]) != float(rate):
                 rule = (
                     f"the script has set lr = {float(group['lr']):g} where the schedule had set "
@@ -201,12 +206,13 @@ _REMEDY = (
 )
 
 
-def refuse_unsaved_scheduler(rate: LearningRate, optimizer: torch.optim.Optimizer) -> None:
+def refuse_unsaved_scheduler(rate: LearningRate) -> None:
     """In a run that is resumed: one that nobody has saved would begin anew, at its first rate."""
-    if type(rate) is LearningRate and is_scheduled(optimizer):
-        rule = "a torch LR scheduler was built on it that was not saved, and would begin anew"
-        remedy = 'hand it over: prepare(…, scheduler=LRSchedule(scheduler, every="never"))'
-        raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
+    for each in rate.members:
+        if type(each) is LearningRate and is_scheduled(each.optimizer):
+            rule = "a torch LR scheduler was built on it that was not saved, and would begin anew"
+            remedy = 'hand it over: prepare(…, scheduler=LRSchedule(scheduler, every="never"))'
+            raise ConfigError([Problem("optimizer", rule, remedy, kind_of(each.optimizer))])
 
 
 def is_scheduled(optimizer: torch.optim.Optimizer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,15 +43,24 @@ class SeveralOptimizers(torch.optim.Optimizer):
             each.step()
 
 
+class OptimizersByName(SeveralOptimizers):
+    """One for each of several models; each is stepped when the script says so."""
+
+    def __init__(self, by_name: Mapping[str, torch.optim.Optimizer]) -> None:
+        super().__init__(list(by_name.values()))
+        self.by_name = dict(by_name)
+
+
 def as_one(made: Any) -> torch.optim.Optimizer:
     """What a task's function has made; ConfigError when it is no optimizer."""
-    several = made if isinstance(made, (list, tuple)) else [made]
+    several = list(made.values()) if isinstance(made, Mapping) else made
+    several = several if isinstance(several, (list, tuple)) else [several]
     for each in several:
         if not isinstance(each, torch.optim.Optimizer):
-            rule, remedy = "is no torch optimizer", "return one, or a list of them"
+            rule, remedy = "is no torch optimizer", "return one, or a list or dict of them"
             raise ConfigError([Problem("optimizer", rule, remedy, type(each).__name__)])
     if not several:
-        raise ConfigError([Problem("optimizer", "is an empty list", "return one", has_value=False)])
+        raise ConfigError([Problem("optimizer", "is empty", "return one", has_value=False)])
     return several[0] if len(several) == 1 else SeveralOptimizers(several)
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,13 +18,14 @@ from drivetrain.core.stateful import Stateful
 from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import NOTHING, Choice, ParallelModel
+from drivetrain.parallel.several_models import backward_to
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.ddp import DDP
 from drivetrain.strategies.ddp.communication import Installed, Trial, install_compression
 from drivetrain.strategies.ddp.compression import sent_bytes
 from drivetrain.strategies.ddp.cost import COST
-from drivetrain.strategies.single import SingleModel
+from drivetrain.strategies.single import SingleModel, SingleOfSeveral
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 
 
@@ -69,6 +71,35 @@ class DDPStrategy(Strategy):
         model.to(world.device)
         if world.layout.dp == 1:
             return SingleModel(model, counts=world.speaks_for_samples)
+        wrapped = self._wrap(model)
+        # after its first backward, so that no compressor keeps anything of it
+        installed = install_compression(self._communication, wrapped, world.device)
+        spread = DDPModel(wrapped, world.layout.dp, installed)
+        spread.expects_all = not self._config.find_unused_parameters
+        return spread
+
+    def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
+        """DDP's reducer takes part in backward; in a forward nobody knows whose loss it is for."""
+        asked = {
+            "communication.compression": (self._communication.compression, "none"),
+            "parallel.ddp.static_graph": (self._config.static_graph, False),
+        }
+        rule = "several models are trained without it"
+        problems = [
+            Problem(key, rule, f"use {usual}", value)
+            for key, (value, usual) in asked.items()
+            if value != usual
+        ]
+        if problems:
+            raise ConfigError(problems)
+        model.to(world.device)
+        if world.layout.dp == 1:
+            return SingleOfSeveral(model, counts=world.speaks_for_samples)
+        spread = DDPOfSeveral(self._wrap(model), world.layout.dp)
+        spread.expects_all = not self._config.find_unused_parameters
+        return spread
+
+    def _wrap(self, model: nn.Module) -> DistributedDataParallel:
         wrapped = DistributedDataParallel(
             model,
             bucket_cap_mb=self._config.bucket_cap_mb,
@@ -78,11 +109,7 @@ class DDPStrategy(Strategy):
         )
         if not self._config.find_unused_parameters:
             _settle_buckets(wrapped)
-        # after that backward, so that no compressor keeps anything of it
-        installed = install_compression(self._communication, wrapped, world.device)
-        spread = DDPModel(wrapped, world.layout.dp, installed)
-        spread.expects_all = not self._config.find_unused_parameters
-        return spread
+        return wrapped
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
@@ -157,6 +184,36 @@ class DDPModel(SingleModel):
         trial.when_settled = lambda name, why: tell(_settled(name, why))
         if trial.choice:
             tell(_settled(trial.choice, "as in this run's earlier attempt"))
+
+
+class DDPOfSeveral(DDPModel):
+    """One of several models: called without DDP's wrapper, whose reducer works in backward alone.
+
+    The wrapper makes its reducer expect gradients in every forward, but the loss of a generator
+    runs through the critic without leaving any there. Here it expects them from the moment a
+    backward to this model's weights begins.
+    """
+
+    def __init__(self, wrapped: DistributedDataParallel, num_ranks: int) -> None:
+        super().__init__(wrapped, num_ranks, Installed())
+        self.module = self.inner
+        self._is_last = True
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Its running statistics are rank 0's, as DDP has it, before each pass."""
+        if self._is_last:
+            for buffer in self.inner.buffers():
+                dist.broadcast(buffer, src=0)
+        self._is_last = is_last
+        return NOTHING
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """To its own weights; gradients travel in the last micro-batch's."""
+        if self._is_last:
+            searched = [loss] if self._wrapped.find_unused_parameters else []
+            self._wrapped.reducer.prepare_for_forward()
+            self._wrapped.reducer.prepare_for_backward(searched)
+        backward_to(self.inner, loss)
 
 
 def _settled(name: str, why: str) -> Choice:

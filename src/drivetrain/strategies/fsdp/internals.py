@@ -1,4 +1,4 @@
-"""Where FSDP2's own parts are reached into: to time its waits, and to rehearse it."""
+"""Where FSDP2's own parts are reached into: to time its waits, to reduce, and to rehearse it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,33 @@ def watch(model: nn.Module, waiting: Waiting) -> None:
 
 def _time_waits(model: nn.Module, waiting: Waiting) -> None:
     """FSDP2 has no public place for it; where a name is gone, nothing is measured."""
+    for group in _groups(model):
+        for name in _WAITS:
+            if hasattr(group, name):
+                setattr(group, name, _timed(getattr(group, name), waiting))
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    """Of parameters that are gathered and reduced together; one per module before torch 2.13."""
+    found: list[Any] = []
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
-        groups = getattr(state, "_fsdp_param_groups", None) or [
+        found += getattr(state, "_fsdp_param_groups", None) or [
             getattr(state, "_fsdp_param_group", None)
         ]
-        for group in filter(None, groups):
-            for name in _WAITS:
-                if hasattr(group, name):
-                    setattr(group, name, _timed(getattr(group, name), waiting))
+    return [group for group in found if group is not None]
+
+
+def reduce_now(model: nn.Module) -> None:
+    """What FSDP2 does at the end of a backward: gradients that have added up, to their shards.
+
+    In the reverse of the order in which the parameters are called, as backward has it.
+    """
+    groups = list(reversed(_groups(model)))
+    for group in groups:
+        group.post_backward()
+    for group in groups:
+        group.finalize_backward()
 
 
 def _timed(wait: Callable[..., Any], waiting: Waiting) -> Callable[..., Any]:

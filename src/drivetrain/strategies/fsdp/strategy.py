@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -23,18 +24,19 @@ from torch.distributed.fsdp import (
 
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import Problem
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import COMPUTE_DTYPES, NOTHING, ParallelModel
 from drivetrain.parallel.parts import local_parts, total_norm
+from drivetrain.parallel.several_models import backward_to
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.strategies.fsdp.cost import COST
-from drivetrain.strategies.fsdp.internals import watch
-from drivetrain.strategies.single import SingleModel
+from drivetrain.strategies.fsdp.internals import reduce_now, watch
+from drivetrain.strategies.single import SingleModel, SingleOfSeveral
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 
 
@@ -92,6 +94,26 @@ class FSDPStrategy(Strategy):
         mesh = world.data_mesh
         if mesh is None:
             return SingleModel(model.to(world.device), counts=world.speaks_for_samples)
+        self._shard(model, world, mesh)
+        return FSDPModel(
+            model,
+            mesh.size(),
+            counts=world.speaks_for_samples,
+            reduces_every_micro_batch=self._config.reduce_every_micro_batch,
+        )
+
+    def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
+        """Weights stay gathered until their optimizer steps."""
+        if self._offload:
+            rule = "several models are trained on the device"
+            raise ConfigError([Problem("memory.offload", rule, "use none", "cpu")])
+        mesh = world.data_mesh
+        if mesh is None:
+            return SingleOfSeveral(model.to(world.device), counts=world.speaks_for_samples)
+        self._shard(model, world, mesh)
+        return FSDPOfSeveral(model, mesh.size(), counts=world.speaks_for_samples)
+
+    def _shard(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
         if not world.is_main:  # torch's advice on models that return views: once, not per rank
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         named = self._config.shard_modules
@@ -116,12 +138,6 @@ class FSDPStrategy(Strategy):
                 else OffloadPolicy(),
                 reshard_after_forward=None if reshard == "auto" else reshard,
             )
-        return FSDPModel(
-            model,
-            mesh.size(),
-            counts=world.speaks_for_samples,
-            reduces_every_micro_batch=self._config.reduce_every_micro_batch,
-        )
 
 
 class FSDPModel(ParallelModel):
@@ -185,6 +201,38 @@ class FSDPModel(ParallelModel):
         for module in modules:
             if isinstance(module, FSDPModule):
                 sync_gradients(module, is_last=is_last, every=every, recurse=False)
+
+
+class FSDPOfSeveral(FSDPModel):
+    """One of several models: whole from its first forward to its optimizer's step.
+
+    A gradient penalty goes back through a forward twice, and a generator's loss through the critic:
+    FSDP's hooks take any backward that comes by for the model's own, and would let go of weights
+    that are still needed. Here they reduce nothing; `finish_gradients` does, once.
+    """
+
+    def __init__(self, model: nn.Module, num_ranks: int, *, counts: bool) -> None:
+        super().__init__(model, num_ranks, counts=counts)
+        self._root.set_reshard_after_forward(False)
+        self._root.set_reshard_after_backward(False)
+        self._root.set_requires_gradient_sync(False)
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Nothing travels yet."""
+        return NOTHING
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """To its own weights, as they are gathered now."""
+        backward_to(self.inner, loss)
+
+    def finish_gradients(self) -> None:
+        """Reduce them to their shards; the gathered weights are let go of, as they will move."""
+        self._root.set_requires_gradient_sync(True)
+        reduce_now(self.inner)
+        self._root.set_requires_gradient_sync(False)
+        for module in self.inner.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def sync_gradients(module: FSDPModule, *, is_last: bool, every: bool, recurse: bool = True) -> None:

@@ -55,10 +55,9 @@ class RunState:
             "run": Value(self._get_run, self._set_run),
             "feed": feed,
             "learning_rate": engine.learning_rate,
+            **engine.scalers(),
         }
         own = {**self._stateful, **engine.spread.private_state(engine.optimizer)}
-        if engine.scaler is not None:
-            common["scaler"] = engine.scaler
         if isinstance(feed, StreamFeed):
             own["stream"] = Value(
                 lambda: feed.own_state, lambda state: setattr(feed, "own_state", state)

@@ -84,7 +84,7 @@ class Saver:
             for change in self._checkpointer.changes:
                 self._say(f"changed since: {change}")
             if not self._run.keeps_objects:
-                refuse_unsaved_scheduler(self._engine.learning_rate, self._engine.optimizer)
+                refuse_unsaved_scheduler(self._engine.learning_rate)
         elif start.note:
             self._say(start.note)
         if self.at.stopped:

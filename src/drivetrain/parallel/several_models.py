@@ -1,0 +1,76 @@
+"""Several models that are trained side by side, each by an optimizer of its own: GANs.
+
+A loss of one may run through another, which must not notice: backward goes to the weights of one
+model only (`inputs` of torch.autograd.backward), and its gradients travel between ranks in that
+backward, or after it. The models are called as they are, without a wrapper that would have to know
+in the forward whose backward follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.clock import Waiting
+from drivetrain.parallel.model import NOTHING, ParallelModel
+
+
+class ModelsByName(nn.ModuleDict):
+    """What the user gives: `{"G": generator, "D": critic}`."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        for name in models:
+            if not isinstance(name, str) or not name.isidentifier():
+                rule, remedy = "is no name for a model", "use letters and digits, like G"
+                raise ConfigError([Problem("model", rule, remedy, repr(name))])
+        if len({id(model) for model in models.values()}) < len(models):
+            rule, remedy = "is there under two names", "give each model once"
+            raise ConfigError([Problem("model", rule, remedy, ", ".join(models))])
+        super().__init__(dict(models))
+
+
+class SeveralModels(ParallelModel):
+    """Each spread on its own; together they are what is evaluated, compared and saved."""
+
+    def __init__(self, parts: Mapping[str, ParallelModel]) -> None:
+        self.parts = dict(parts)
+        self.inner = ModelsByName({name: part.inner for name, part in parts.items()})
+        self.module = self.inner
+        self.evaluated: Any = self.inner
+        first = next(iter(parts.values()))
+        self.counts = first.counts
+        self.forwards_in_lockstep = first.forwards_in_lockstep
+        self.needs_every_turn = first.needs_every_turn
+        self.loss_multiplier = first.loss_multiplier
+
+    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
+        """Each part is told; none has anything to do before its backward."""
+        for part in self.parts.values():
+            part.micro_batch(index, is_last=is_last)
+        return NOTHING
+
+    def full_state(self) -> dict[str, Any]:
+        """Under the models' names."""
+        return {
+            f"{name}.{key}": value
+            for name, part in self.parts.items()
+            for key, value in part.full_state().items()
+        }
+
+    def notes(self) -> list[str]:
+        """Of each."""
+        return [f"{name}: {note}" for name, part in self.parts.items() for note in part.notes()]
+
+    def watch_waits(self, waiting: Waiting) -> None:
+        """Each part's engine does."""
+
+
+def backward_to(model: nn.Module, loss: torch.Tensor) -> None:
+    """Add up the gradients of one model's weights, and of nothing else the loss runs through."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.autograd.backward(loss, inputs=trained)

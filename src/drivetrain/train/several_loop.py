@@ -1,0 +1,259 @@
+"""A loop of one's own with several models: GANs, a critic and an actor.
+
+loop = drivetrain.prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, train_set, config)
+for step in loop.steps():                    # one global batch
+    for _ in range(5):
+        for (real,) in step:                 # a pass over this rank's micro-batches
+            loop.backward(critic_loss(real), "D")
+        loop.step("D")
+    for (real,) in step:
+        loop.backward(-D(G(noise(real))).mean(), "G")
+    loop.step("G")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain.config.schema import Optimization
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.stateful import Stateful
+from drivetrain.data.batches import MicroBatch
+from drivetrain.data.feed import Turn
+from drivetrain.parallel.several_models import ModelsByName
+from drivetrain.train.assemble import Assembly, Prebuilt
+from drivetrain.train.given_optimizer import GivenOptimizer
+from drivetrain.train.keep_loop import KeptLoop
+from drivetrain.train.loop import Loop
+from drivetrain.train.own_schedule import (
+    LRSchedule,
+    ScheduleFactory,
+    SchedulesByName,
+    as_factory,
+)
+from drivetrain.train.refusals import check_loss, check_model
+from drivetrain.train.several_engine import SeveralEngines
+from drivetrain.train.several_optimizers import OptimizersByName
+from drivetrain.train.task import Loss, LossAndParts, Task, adamw, split
+
+Models = Mapping[str, nn.Module | Callable[[], nn.Module]]
+Schedulers = Mapping[str, LRScheduler | LRSchedule | ScheduleFactory]
+
+
+def task_of_several(models: Models, optimizers: Any, schedulers: Any, loss: Any) -> Task:
+    """What `prepare` was given by name, as a task; ConfigError where names do not fit."""
+    _check_names("model", models, None)
+    are_made = {isinstance(model, nn.Module) for model in models.values()}
+    if len(are_made) > 1:
+        raise TypeError("models are all made already, or all functions that make them")
+    if are_made == {True}:
+        task = Task(model=Prebuilt(_made(models)), loss=loss, optimizer=_AdamWForEach())
+    else:
+        task = Task(model=lambda: _made(models), loss=loss, optimizer=_AdamWForEach())
+    if optimizers is not None:
+        _check_names("optimizer", optimizers, models)
+        if not isinstance(task.model, Prebuilt):
+            raise TypeError("an optimizer needs the model it was made for, not a function")
+        task = replace(task, optimizer=_GivenForEach(optimizers, task.model.model))
+    if schedulers is not None:
+        if not isinstance(schedulers, Mapping) or not set(schedulers) <= set(models):
+            _check_names("scheduler", schedulers, models)
+        made = {name: as_factory(schedulers[name]) for name in schedulers}
+        task = replace(task, schedule=SchedulesByName(made))
+    return task
+
+
+def _made(models: Models) -> ModelsByName:
+    found = ModelsByName({n: m if isinstance(m, nn.Module) else m() for n, m in models.items()})
+    owners: dict[int, str] = {}
+    for name, model in found.items():
+        check_model(model, 1)
+        for parameter in model.parameters():
+            if owners.setdefault(id(parameter), name) != name:
+                rule = f"has weights of {owners[id(parameter)]} in it, and each has one owner"
+                raise ConfigError([Problem("model", rule, "give each weight to one", name)])
+    return found
+
+
+def _check_names(what: str, given: Any, models: Models | None) -> None:
+    """The same names as the models', and at least one."""
+    if not isinstance(given, Mapping):
+        rule, remedy = "is no dict, as the models are", f"use {{{', '.join(models or ())}}}"
+        raise ConfigError([Problem(what, rule, remedy, type(given).__name__)])
+    if not given:
+        raise ConfigError([Problem(what, "is an empty dict", "name one", has_value=False)])
+    if models is None or set(given) == set(models):
+        return
+    rule = f"is named for {', '.join(map(str, given))}, and the models are {', '.join(models)}"
+    raise ConfigError([Problem(what, rule, "use the models' names", has_value=False)])
+
+
+class _GivenForEach:
+    """Optimizers that the user has made, pointed at the weights each model has now."""
+
+    def __init__(
+        self, optimizers: Mapping[str, torch.optim.Optimizer], models: ModelsByName | nn.Module
+    ) -> None:
+        for name, optimizer in optimizers.items():
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                rule, remedy = "is no torch optimizer", "give one for each model"
+                raise ConfigError(
+                    [Problem(f"optimizer[{name!r}]", rule, remedy, type(optimizer).__name__)]
+                )
+        parts = dict(models.named_children())
+        self._given = {
+            name: GivenOptimizer(optimizers[name], model) for name, model in parts.items()
+        }
+
+    def __call__(self, model: ModelsByName) -> OptimizersByName:
+        return OptimizersByName({name: given(model[name]) for name, given in self._given.items()})
+
+
+class _AdamWForEach:
+    """The config's."""
+
+    def __call__(self, model: ModelsByName, optimization: Optimization) -> OptimizersByName:
+        return OptimizersByName(
+            {
+                name: adamw([p for p in each.parameters() if p.requires_grad], optimization)
+                for name, each in model.items()
+            }
+        )
+
+
+class SeveralLoop(KeptLoop):
+    """`KeptLoop`, whose models go through a step's micro-batches one after the other."""
+
+    def __init__(self, assembly: Assembly, stateful: Mapping[str, Stateful]) -> None:
+        super().__init__(assembly, stateful)
+        if not isinstance(assembly.engine, SeveralEngines):
+            raise TypeError("several models have an engine each")
+        self._engines = assembly.engine
+        self._number = 0
+        """Of the step under way, counted from 0."""
+        self._seen: list[str] = []
+        """Whose backward was called for the micro-batch at hand."""
+        self._ready: set[str] = set()
+        """Whose gradients wait for step()."""
+        self._is_saved = False
+
+    def _models(self) -> Iterable[nn.Module]:
+        return self._engine.spread.inner.children()
+
+    def _micro_batches(self, loop: Loop, turns: Iterator[Turn]) -> Iterable[Any]:
+        self._number, self._is_saved = self._at.step, False
+        return _Passes(self, loop.micro_batches(turns))
+
+    def _check_whole(self) -> None:
+        if self._ready:
+            name = sorted(self._ready)[0]
+            raise RuntimeError(
+                f'backward(loss, "{name}") was called, and step("{name}") was not: gradients are '
+                "not kept from one step to the next"
+            )
+
+    def take(self, micro: MicroBatch, batch: Any, *, is_last: bool, turn: int) -> Iterator[Any]:
+        """One micro-batch of a pass."""
+        self._micro, self._seen = micro, []
+        engine = self._engines
+        with engine.micro_batch(micro, is_last=is_last, stage=turn), engine.autocast:
+            yield batch
+        self._micro = None
+        if not self._seen:
+            raise RuntimeError("backward() was not called for this micro-batch")
+
+    @property
+    def seen(self) -> set[str]:
+        """Whose backward was called for the micro-batch at hand."""
+        return set(self._seen)
+
+    def end_pass(self, names: set[str]) -> None:
+        """All micro-batches were gone through: these models can step."""
+        self._ready |= names
+
+    def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
+        """Add the micro-batch's gradients to those of the model called `name`."""
+        name = self._known("backward", name)
+        if self._micro is None:
+            raise RuntimeError("backward() belongs inside `for batch in step`")
+        if name in self._seen:
+            raise RuntimeError(
+                f'backward(loss, "{name}") was called twice for one micro-batch: add the losses up'
+            )
+        if name in self._ready:
+            raise RuntimeError(f'step("{name}") belongs before the next backward(loss, "{name}")')
+        self._refuse_after_save()
+        check_loss(loss)
+        if self._looks_at_losses:
+            self._check(split(loss)[0])
+        with torch.autocast(self._engine.world.device.type, enabled=False):
+            self._engines.backward_of(name, loss, self._micro)
+        self._seen.append(name)
+
+    def step(self, name: str | None = None) -> None:
+        """Clip, set the learning rate and move the weights of the model called `name`."""
+        name = self._known("step", name)
+        if self._loop is None or self._micro is not None or name not in self._ready:
+            raise RuntimeError(
+                f'step("{name}") belongs after a whole `for batch in step` with '
+                f'backward(loss, "{name}") in it'
+            )
+        self._refuse_after_save()
+        self._loop.timer.optimizing()
+        self._engines.step_of(name, self._number)
+        self._loop.timer.ended()
+        self._ready.discard(name)
+        self._at.step = self._number + 1
+        self._is_after_step = not self._ready
+
+    def save(self) -> None:
+        """Keep the step, whatever checkpoint.every_steps says: after its last step(). All ranks."""
+        super().save()
+        self._is_saved = True
+
+    def _refuse_after_save(self) -> None:
+        if self._is_saved:
+            raise RuntimeError("save() belongs after the last step() of a turn of the loop")
+
+    def _known(self, what: str, name: str | None) -> str:
+        names = list(self._engines.by_name)
+        if name is None or name not in names:
+            rule = "is none of the models" if name is not None else "there are several models"
+            remedy = f"use {' or '.join(repr(each) for each in names)}"
+            raise ConfigError([Problem(what, rule, remedy, repr(name))])
+        return name
+
+
+class _Passes:
+    """A step's micro-batches, to be gone through again and again."""
+
+    def __init__(
+        self, loop: SeveralLoop, micro_batches: Iterator[tuple[MicroBatch, Any, bool]]
+    ) -> None:
+        self._loop = loop
+        self._source: Iterator[tuple[MicroBatch, Any, bool]] | None = micro_batches
+        self._kept: list[tuple[MicroBatch, Any, bool]] = []
+        self._num_begun = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        turn, self._num_begun = self._num_begun, self._num_begun + 1
+        if turn and self._source is not None:
+            raise RuntimeError("a pass over the step's batches was left before its end")
+        names: set[str] | None = None
+        for micro, batch, is_last in self._source if self._source is not None else self._kept:
+            if self._source is not None:
+                self._kept.append((micro, batch, is_last))
+            yield from self._loop.take(micro, batch, is_last=is_last, turn=turn)
+            if names is not None and self._loop.seen != names:
+                raise RuntimeError(
+                    "backward() was called for other models than in the step's first micro-batch"
+                )
+            names = self._loop.seen
+        self._source = None
+        self._loop.end_pass(names or set())
