@@ -94,13 +94,10 @@ class NoAllReduce(Mutant):
     expected = Expected(TraceStage.BACKWARD, LAST_USED)
 
     def plant(self, trainer: Trainer, engine: Engine) -> None:
-        wrapped = engine.spread.module
-        assert isinstance(wrapped, DistributedDataParallel)
-
         def silent(_: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *_, **__: wrapped.no_sync()
+            return lambda *_: None
 
-        around(engine.spread, "micro_batch", silent)
+        around(engine.spread, "_expect_gradients", silent)
 
 
 class OneParameterNotReduced(Mutant):

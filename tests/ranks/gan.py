@@ -92,7 +92,7 @@ def made(folder: str, strategy: str, is_scheduled: bool = False, **more: Any) ->
 
 
 def penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    share = torch.rand(len(real), 1)
+    share = torch.rand(len(real), 1, device=real.device)
     between = (share * real + (1 - share) * fake).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     found: torch.Tensor = ((slope.norm(dim=1) - 1) ** 2).mean()
@@ -101,7 +101,7 @@ def penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.
 
 def critic_loss(loop: KeptLoop, real: torch.Tensor) -> Any:
     generator, critic = loop.model["G"], loop.model["D"]
-    fake = generator(torch.randn(len(real), 4)).detach()
+    fake = generator(torch.randn(len(real), 4, device=real.device)).detach()
     slope = penalty(critic, real, fake)
     return critic(fake).mean() - critic(real).mean() + 10 * slope, {"penalty": slope}
 
@@ -114,7 +114,7 @@ def one_step(loop: KeptLoop, step: Any) -> None:
     if loop.step_number == 2:
         return  # the generator is not trained in every step
     for (real,) in step:
-        noise = torch.randn(len(real), 4)
+        noise = torch.randn(len(real), 4, device=real.device)
         loop.backward(-loop.model["D"](loop.model["G"](noise)).mean(), "G")
     loop.step("G")
 

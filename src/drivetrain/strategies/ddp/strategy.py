@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,7 +79,7 @@ class DDPStrategy(Strategy):
         return spread
 
     def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
-        """DDP's reducer takes part in backward; in a forward nobody knows whose loss it is for."""
+        """Its gradients travel in the backward of its own losses."""
         asked = {
             "communication.compression": (self._communication.compression, "none"),
             "parallel.ddp.static_graph": (self._config.static_graph, False),
@@ -95,19 +95,23 @@ class DDPStrategy(Strategy):
         model.to(world.device)
         if world.layout.dp == 1:
             return SingleOfSeveral(model, counts=world.speaks_for_samples)
-        spread = DDPOfSeveral(self._wrap(model), world.layout.dp)
+        spread = DDPOfSeveral(self._wrap(model), world.layout.dp, Installed())
         spread.expects_all = not self._config.find_unused_parameters
         return spread
 
     def _wrap(self, model: nn.Module) -> DistributedDataParallel:
-        wrapped = DistributedDataParallel(
+        kind = _StaticGraph if self._config.static_graph else DistributedDataParallel
+        wrapped = kind(
             model,
             bucket_cap_mb=self._config.bucket_cap_mb,
             find_unused_parameters=self._config.find_unused_parameters,
             gradient_as_bucket_view=self._config.gradient_as_bucket_view,
             static_graph=self._config.static_graph,
         )
-        if not self._config.find_unused_parameters:
+        if isinstance(wrapped, _StaticGraph):
+            wrapped.refuse_hidden()
+        # a static graph is learnt from the first backward, which must be a real one
+        if not self._config.find_unused_parameters and not self._config.static_graph:
             _settle_buckets(wrapped)
         return wrapped
 
@@ -130,8 +134,41 @@ def _settle_buckets(wrapped: DistributedDataParallel) -> None:
         parameter.grad = None
 
 
+class _StaticGraph(DistributedDataParallel):
+    """DDP's wrapper, which learns the graph from its forward: nothing may be computed past it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """The model's own attributes; what computes is refused."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not there yet
+                raise
+        value = getattr(self.module, name)
+        if callable(value):
+            raise _hidden(f"model.{name} would be computed past the graph that DDP has learnt")
+        return value
+
+    def refuse_hidden(self) -> None:
+        """An attribute of the model's that DDP has one like would not be the model's."""
+        both = vars(self).keys() & vars(self.module).keys() - vars(nn.Module()).keys()
+        if both:
+            raise _hidden(f"DDP has an attribute of its own called {sorted(both)[0]}")
+
+
+def _hidden(rule: str) -> ConfigError:
+    remedy = "set it to false, or use model(batch) alone and another name"
+    return ConfigError([Problem("parallel.ddp.static_graph", rule, remedy, True)])
+
+
 class DDPModel(SingleModel):
-    """A DDP-wrapped model; each rank holds the averaged gradients in full."""
+    """A copy of the model; each rank holds the averaged gradients in full.
+
+    The model is called as it is, so that its attributes and methods are the user's own and a loss
+    may use any of them. DDP's wrapper would make its reducer expect gradients when it is called,
+    and only then: what is computed past it is never averaged. Here the reducer expects them from
+    the moment backward begins, whatever was called before it.
+    """
 
     needs_every_turn = True
 
@@ -140,13 +177,36 @@ class DDPModel(SingleModel):
     ) -> None:
         super().__init__(wrapped.module)
         self.communication = installed
-        self.module = wrapped
         self.loss_multiplier = float(num_ranks)  # DDP divides by the number of ranks
         self._wrapped = wrapped
+        self._is_last = True
+        if wrapped.static_graph:  # it learns the graph from the wrapper's own forward
+            self.module = wrapped
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Only the last micro-batch synchronises."""
-        return NOTHING if is_last else self._wrapped.no_sync()
+        """Before a step's first: what DDP's forward does there. Only the last synchronises."""
+        wrapped, is_first, self._is_last = self._wrapped, self._is_last, is_last
+        if wrapped.static_graph:  # learnt from a backward that synchronises: all of them do
+            return NOTHING
+        if is_first:
+            wrapped.reducer._rebuild_buckets()  # noqa: SLF001 - once, in the run's first step
+            if wrapped.will_sync_module_buffers():
+                wrapped._sync_buffers()  # noqa: SLF001 - running statistics are the first rank's
+        around: AbstractContextManager[None] = wrapped._inside_ddp_forward()  # noqa: SLF001 - for the compiler
+        return around
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients travel in the last micro-batch's."""
+        if self._is_last:
+            self._expect_gradients(loss)
+        loss.backward()
+
+    def _expect_gradients(self, loss: torch.Tensor) -> None:
+        if self._wrapped.static_graph:
+            return
+        searched = [loss] if self._wrapped.find_unused_parameters else []
+        self._wrapped.reducer.prepare_for_forward()
+        self._wrapped.reducer.prepare_for_backward(searched)
 
     def finish_gradients(self) -> None:
         """DDP leaves the rest of a bucket alone when one of its gradients never comes.
@@ -187,32 +247,12 @@ class DDPModel(SingleModel):
 
 
 class DDPOfSeveral(DDPModel):
-    """One of several models: called without DDP's wrapper, whose reducer works in backward alone.
-
-    The wrapper makes its reducer expect gradients in every forward, but the loss of a generator
-    runs through the critic without leaving any there. Here it expects them from the moment a
-    backward to this model's weights begins.
-    """
-
-    def __init__(self, wrapped: DistributedDataParallel, num_ranks: int) -> None:
-        super().__init__(wrapped, num_ranks, Installed())
-        self.module = self.inner
-        self._is_last = True
-
-    def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Its running statistics are rank 0's, as DDP has it, before each pass."""
-        if self._is_last:
-            for buffer in self.inner.buffers():
-                dist.broadcast(buffer, src=0)
-        self._is_last = is_last
-        return NOTHING
+    """One of several models: a loss may run through it and be another's."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """To its own weights; gradients travel in the last micro-batch's."""
+        """To its own weights."""
         if self._is_last:
-            searched = [loss] if self._wrapped.find_unused_parameters else []
-            self._wrapped.reducer.prepare_for_forward()
-            self._wrapped.reducer.prepare_for_backward(searched)
+            self._expect_gradients(loss)
         backward_to(self.inner, loss)
 
 

@@ -140,6 +140,22 @@ class FSDPStrategy(Strategy):
             )
 
 
+class _Explained(AbstractContextManager[None]):
+    """Says what torch's words mean when a part of the model was called past the model itself."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+            error.add_note(
+                "under fsdp a model's weights are gathered when the model is called: compute by "
+                "model(batch), not by a part or a method of it; or let torch know of the method, "
+                "in a hook's on_setup: torch.distributed.fsdp.register_fsdp_forward_method"
+                '(trainer.model, "method")'
+            )
+
+
+EXPLAINED = _Explained()
+
+
 class FSDPModel(ParallelModel):
     """A model whose weights are DTensors."""
 
@@ -171,7 +187,7 @@ class FSDPModel(ParallelModel):
         if is_last is not self._is_last:
             self._is_last = is_last
             sync_gradients(self._root, is_last=is_last, every=self.reduces_every_micro_batch)
-        return NOTHING
+        return EXPLAINED
 
     def finish_gradients(self) -> None:
         """FSDP2 finishes them at the end of backward."""
