@@ -53,6 +53,14 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert output.count("145 steps, last loss") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gan", "clip"])
+def test_several_models_and_losses_over_the_batch_of_all_ranks(tmp_path: Path, name: str) -> None:
+    script = str(EXAMPLES / f"{name}.py")
+    words = [*LAUNCH, script, "max_steps=4", "record.logging_steps=4", "evaluation.every_steps=4"]
+    assert float(last_loss(run(tmp_path, *words), 4)) < 10
+
+
 def test_the_front_door(tmp_path: Path) -> None:
     output = run(tmp_path, str(EXAMPLES / "ddp_front_door.py"))
     assert output.count("best accuracy 0.9") == 1

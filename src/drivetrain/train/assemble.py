@@ -433,7 +433,7 @@ def _spread_each(
     divided = [axis for axis in ("pp", "cp", "tp") if getattr(parallel, axis) > 1]
     if divided:
         key, value = f"parallel.{divided[0]}", getattr(parallel, divided[0])
-        raise ConfigError([Problem(key, rule, "use ddp or fsdp alone", value)])
+        raise ConfigError([Problem(key, rule, "leave it at 1", value)])
     parts = {}
     for name, model in models.items():
         if config.memory.activation_checkpointing != "none":

@@ -122,7 +122,12 @@ def why_not_gathered(config: RunConfig, spread: ParallelModel) -> Problem | None
         rule = "its gradients are added up in an order that goes by the number of ranks"
     if not rule:
         return None
-    return Problem(where, f"gather() cannot be used: {rule}", "use ddp or fsdp without it", value)
+    return Problem(
+        where,
+        f"gather() cannot be used: {rule}",
+        "leave gather() out of the loss, or change this",
+        value,
+    )
 
 
 def _refusal(where: str, rule: str, remedy: str, value: Any) -> ConfigError:
