@@ -50,6 +50,7 @@ def main() -> None:
             "record": {"logging_steps": 10},
         }
     )
+    torch.manual_seed(0)  # for weights that are the same in every run
     G, D = net(NOISE, 64), net(64, 1)  # noqa: N806 - their usual names
     opt_g = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.9))
     opt_d = torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.5, 0.9))

@@ -178,24 +178,26 @@ def test_one_model_takes_no_name(tmp_path: Path) -> None:
         break
 
 
+def how_critical(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+    return {"loss": model["D"](batch[0]).mean()}
+
+
 def test_frozen_parts_keep_their_mode_and_a_model_that_comes_in_eval_is_trained(
     tmp_path: Path,
 ) -> None:
-    critic = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
-    critic[0].eval().requires_grad_(False)
+    norm = nn.BatchNorm1d(2).eval().requires_grad_(False)
+    critic = nn.Sequential(norm, nn.Linear(2, 1))
     models = {"G": gan.Net(2, 1).eval(), "D": critic}
     loop = drivetrain.prepare(models, None, gan.points(), gan.settings(str(tmp_path), "ddp"))
     for step in loop.steps():
         assert models["G"].training
         for (real,) in step:
-            loop.backward(loop.model["D"](real).mean(), "D")
-            loop.backward(loop.model["G"](real).mean(), "G")
+            loop.backward(critic(real).mean(), "D")
+            loop.backward(models["G"](real).mean(), "G")
         loop.step("D")
         loop.step("G")
-        metrics = loop.evaluate(
-            gan.points(), lambda model, batch: {"loss": model["D"](batch[0]).mean()}
-        )
-        assert metrics.num_samples == 22
-    assert not critic[0].training
-    assert not critic[0].running_mean.any()
+        assert loop.evaluate(gan.points(), how_critical).num_samples == 22
+    assert not norm.training
+    assert norm.running_mean is not None
+    assert not norm.running_mean.any()
     assert loop.history.steps[-1].parts.keys() == {"G", "D"}

@@ -22,6 +22,7 @@ from drivetrain.config.load import resolve
 from drivetrain.config.schema import Optimization
 from drivetrain.train.history import History
 from drivetrain.train.schedule import CurveRate, RateCurve
+from drivetrain.train.several_optimizers import as_one, kind_of
 from tests.ranks.resuming import Interrupted, go_on_in
 
 STEPS = 12
@@ -513,6 +514,13 @@ def test_several_optimizers_train_what_they_train_in_a_plain_loop(config: dict[s
         assert torch.allclose(ours, theirs, rtol=1e-5)
 
 
+def test_a_dict_of_optimizers_is_a_list_of_them() -> None:
+    listed = as_one(muon_and_adamw(Deep()))
+    named = as_one(dict(zip(("hidden", "rest"), muon_and_adamw(Deep()), strict=True)))
+    assert kind_of(named) == kind_of(listed) == "Muon + AdamW"
+    assert len(named.param_groups) == len(listed.param_groups) == 2
+
+
 def test_what_is_no_optimizer_is_refused(config: dict[str, Any]) -> None:
     def both(parameters: Any) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(parameters, lr=0.1), torch.optim.SGD(parameters, lr=0.1)]
@@ -525,6 +533,7 @@ def test_what_is_no_optimizer_is_refused(config: dict[str, Any]) -> None:
     refused: tuple[tuple[Any, str], ...] = (
         (lambda _: None, "optimizer = NoneType: is no torch optimizer"),
         (lambda _: [], "optimizer: is an empty list"),
+        (lambda _: {"body": None}, "optimizer = NoneType: is no torch optimizer"),
         (both, r"optimizer = SGD \+ SGD: some parameters appear in more than one"),
         (scheduled, r"optimizer = SGD \+ SGD: a torch LR scheduler was built on it"),
     )

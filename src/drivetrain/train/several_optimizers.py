@@ -60,7 +60,7 @@ def as_one(made: Any) -> torch.optim.Optimizer:
             rule, remedy = "is no torch optimizer", "return one, or a list or dict of them"
             raise ConfigError([Problem("optimizer", rule, remedy, type(each).__name__)])
     if not several:
-        raise ConfigError([Problem("optimizer", "is empty", "return one", has_value=False)])
+        raise ConfigError([Problem("optimizer", "is an empty list", "return one", has_value=False)])
     return several[0] if len(several) == 1 else SeveralOptimizers(several)
 
 
