@@ -166,6 +166,7 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/python -m benchmarks start --output benchmarks/results/start
 	$(BIN)/python -m benchmarks scale --output benchmarks/results/scale
 	$(BIN)/python -m benchmarks reading --output benchmarks/results/reading
+	$(BIN)/python -m benchmarks first-weights --output benchmarks/results/first-weights
 	$(BIN)/python -m benchmarks slow-link --output benchmarks/results/slow-link
 	$(BIN)/python -m benchmarks ray --output benchmarks/results/ray
 

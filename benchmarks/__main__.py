@@ -17,6 +17,7 @@ from benchmarks.reading.bench import run_reading
 from benchmarks.steps import campaign
 from benchmarks.targets.ray import run_ray
 from benchmarks.targets.start import run_start
+from benchmarks.weights.start import run_first_weights
 from drivetrain.testing.hosts import make_hosts
 
 
@@ -76,6 +77,11 @@ BENCHMARKS = {
         "predicted step times next to measured ones, on three link speeds (needs root)",
         1,
         lambda folder, _, __: run_plan_time(folder, make_hosts),
+    ),
+    "first-weights": Benchmark(
+        "peak memory and bytes read of a sharded start, 607 million parameters on four ranks",
+        1,
+        lambda folder, _, __: run_first_weights(folder),
     ),
     "slow-link": Benchmark(
         "time to the same loss over slow links: tuned ddp, compressors, local SGD, DiLoCo",

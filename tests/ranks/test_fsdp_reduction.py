@@ -70,7 +70,7 @@ def held_between_micro_batches(every: bool) -> int:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
     for module in (*model, model):
         fully_shard(module, mesh=mesh)
-    sharded = FSDPModel(model, 2, reduces_every_micro_batch=every)
+    sharded = FSDPModel(model, mesh, reduces_every_micro_batch=every)
     x = torch.ones(1, WIDTH)
     before = live_bytes()
     for index in range(2):

@@ -24,6 +24,7 @@ _ONLY_SAID = {
     "layout": "",
     "precision.tf32": "matrix products round differently from here on",
     "communication.compression": "gradients travel differently from here on",
+    "model.pretrained": "the checkpoint's weights are used",
     "torch": "its kernels may round differently",
     "python": "",
     "drivetrain": "",

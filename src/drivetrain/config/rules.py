@@ -108,6 +108,25 @@ def _best(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _pretrained(config: RunConfig) -> Iterator[Problem]:
+    said = config.model
+    if said.pretrained_allow and said.pretrained is None:
+        yield Problem(
+            "model.pretrained_allow",
+            "there are no files that it could be about",
+            "set model.pretrained, or leave it out",
+            list(said.pretrained_allow),
+        )
+    pipeline = config.parallel.pipeline
+    if said.pretrained is not None and config.parallel.pp > 1 and pipeline.balance == "time":
+        yield Problem(
+            "parallel.pipeline.balance",
+            "a whole model is timed first, and pretrained weights are read part by part",
+            "use parameters",
+            "time",
+        )
+
+
 _LARGEST_TRIED = 100_000
 
 
@@ -310,6 +329,15 @@ RULES: Sequence[Rule] = (
     Rule(("name",), _name),
     Rule(("checkpoint.keep_best", "checkpoint.every_steps"), _best),
     Rule(("max_steps", "optimization.warmup_steps"), _warmup),
+    Rule(
+        (
+            "model.pretrained",
+            "model.pretrained_allow",
+            "parallel.pp",
+            "parallel.pipeline.balance",
+        ),
+        _pretrained,
+    ),
     Rule(
         (
             "max_steps",

@@ -129,6 +129,22 @@ class Memory(Section):
     """cpu: fsdp's shards of weights, gradients and optimizer state wait in the host's memory."""
 
 
+class Model(Section):
+    """Where the model's first weights come from."""
+
+    pretrained: str | None = None
+    """A folder of safetensors in Hugging Face's layout, one such file, an fsspec address of either,
+    or a hub id. Each rank reads its shards, and nothing else."""
+    pretrained_allow: tuple[str, ...] = ()
+    """Patterns (`head.*`) of tensors that the files may lack, have in another shape or have in
+    addition; what the model has of them is initialised."""
+    initialization: Literal["auto", "sequential", "keyed"] = "auto"
+    """sequential: the weights that the same code makes without Drivetrain under this seed; where
+    ranks hold parts, each draws every value, one tensor at a time (100 million a second). keyed:
+    each tensor under a key of its own; a rank draws only the tensors it holds a part of. Both are
+    the same at any number of ranks. auto: sequential, or keyed beside `pretrained`."""
+
+
 class Optimization(Section):
     """The learning rate and what is done to gradients. All of it counts optimizer steps."""
 
@@ -412,6 +428,8 @@ class RunConfig(Section):
     """Name of the run; null: the time it started."""
     output_dir: Path = Path("runs")
     """Run directories are made here."""
+    model: Model = Model()
+    """Where the model's first weights come from."""
     optimization: Optimization = Optimization()
     """Learning rate, schedule, clipping."""
     precision: Precision = Precision()

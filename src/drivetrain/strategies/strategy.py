@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from drivetrain.cluster.description import Cluster
@@ -88,6 +89,13 @@ class Strategy(Protocol):
     def notes(self, model: nn.Module, world: World) -> list[str]:
         """What the user should read of this model under this strategy."""
         return []
+
+    def shards_on(self, world: World) -> torch.device | None:
+        """Where `apply` leaves shards of a model that is on the meta device, to be filled then.
+
+        None: it needs a model with its weights.
+        """
+        return None
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
         """Do it. Moving the model, or what this rank keeps of it, to the device is part of it."""

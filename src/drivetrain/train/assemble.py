@@ -20,10 +20,8 @@ from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.data.device import to_device
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Feed, MapFeed
-from drivetrain.data.keys import INIT, fold
 from drivetrain.data.rank_check import RankCheck
 from drivetrain.data.sampled_feed import SampledFeed
-from drivetrain.data.seeding import seed_data, seed_model
 from drivetrain.data.sources import Source, refuse_one_pass, source_from
 from drivetrain.data.stream import StreamFeed
 from drivetrain.data.stream_shards import Shards, reads_shards
@@ -42,7 +40,6 @@ from drivetrain.record.sinks import choose_sinks
 from drivetrain.strategies.strategy import Profile, Strategy, strategy_from
 from drivetrain.train.contract import (
     accepted_changes,
-    agree_on_model,
     agree_on_sampler,
     agree_on_tensors,
     model_terms,
@@ -58,6 +55,13 @@ from drivetrain.train.schedule import CurveRate, LearningRate, RateCurve, batch_
 from drivetrain.train.several_engine import SeveralRates
 from drivetrain.train.several_optimizers import OptimizersByName, kind_of, members
 from drivetrain.train.task import Task
+from drivetrain.train.weights.source import (
+    NewModel,
+    agreed,
+    later_model,
+    whole_model,
+    with_pretrained,
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Assembly:
     """What the user should read before the first step."""
     page: ProgressPage
     """Where this rank says what it does; its supervisor watches it."""
+    unread: ConfigError | None = None
+    """To be raised where no checkpoint has the weights that files should have had."""
 
     @property
     def config(self) -> RunConfig:
@@ -126,13 +132,12 @@ def assemble(
     if task.adapter is not None:
         task.adapter.on_planned(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
-    model, notes = _make_model(task, strategy, world, config, plan.accumulation)
-    if is_own_world and not is_live:
-        notes += agree_on_model(model, world)
-        if isinstance(feed, SampledFeed):
-            agree_on_sampler(feed, world)
-    made = model_terms(model)
-    spread = _spread(task, model, strategy, world, config, source, plan)
+    new = _new_model(task, strategy, world, config, is_rehearsed=not is_own_world)
+    if is_own_world:  # a rehearsal needs no values, and has nobody to agree with
+        new = _settled_model(new, feed, world, config, is_live=is_live)
+    notes = _check_model(new.model, strategy, world, config, plan.accumulation) + new.notes
+    made = model_terms(new.model) | {"model.pretrained": new.fingerprint}
+    spread = _spread(task, new, strategy, world, config, source, plan)
     optimizer = task.make_optimizer(spread.inner, config.optimization)
     for each in members(optimizer):
         check_optimizer(each)
@@ -151,9 +156,9 @@ def assemble(
         resolved = resolved.choose(choice.key, choice.value, choice.why)
         notes.append(choice.said)
     notes += spread.notes()
-    notes = [*_first_notes(plan, resolved), *notes]
     page = ProgressPage.of_this_rank(world.identity.local_rank)
-    return Assembly(resolved, world, engine, feed, source, made, tuple(notes), page)
+    told = (*_first_notes(plan, resolved), *notes)
+    return Assembly(resolved, world, engine, feed, source, made, told, page, new.unread)
 
 
 def _first_notes(plan: BatchPlan, resolved: ResolvedConfig) -> list[str]:
@@ -342,6 +347,11 @@ def _choose(resolved: ResolvedConfig, num_ranks: int, source: Source) -> Resolve
         size = min(32, resolved.config.global_batch_size) if micro == "auto" else micro
         why = "the same at any number of ranks" if micro == "auto" else "micro_batch_size"
         resolved = resolved.choose("evaluation.batch_size", size, why)
+    if resolved.config.model.initialization == "auto":
+        reads = resolved.config.model.pretrained is not None
+        how = "keyed" if reads else "sequential"
+        why = "only what the files lack is drawn" if reads else "as plain torch under this seed"
+        resolved = resolved.choose("model.initialization", how, why)
     if resolved.config.record.sinks == "auto":
         resolved = resolved.choose("record.sinks", *choose_sinks())
     if resolved.config.micro_batch_size == "auto":
@@ -359,16 +369,40 @@ def _choose(resolved: ResolvedConfig, num_ranks: int, source: Source) -> Resolve
     return solve_micro_batch(resolved, num_ranks)
 
 
-def _make_model(
-    task: Task, strategy: Strategy, world: World, config: RunConfig, accumulation: int
-) -> tuple[nn.Module, list[str]]:
-    seed = fold(config.seed, INIT)
-    seed_data(seed)
-    seed_model(seed, world.device)
-    model = task.model()  # where the user made it; the strategy moves it, or its shards
+def _new_model(
+    task: Task, strategy: Strategy, world: World, config: RunConfig, *, is_rehearsed: bool
+) -> NewModel:
+    """Made without its weights where a rank holds a part of them, or they are drawn apart."""
     if isinstance(task.model, Prebuilt):
+        model = task.model()
         agree_on_tensors(model, world)  # tensors of another size would end the process in gloo
         world.share_weights(model)
+        return NewModel(model)
+    layout, pipeline = world.layout, config.parallel.pipeline
+    is_cut = strategy.shards_on(world) is not None or layout.tp * layout.pp > 1
+    is_run_first = layout.pp > 1 and pipeline.balance == "time"
+    comes_later = config.model.initialization == "keyed" or config.model.pretrained is not None
+    if is_rehearsed or is_run_first or not (is_cut or comes_later):
+        return whole_model(task.model, world, config)
+    return later_model(task.model, world, config)
+
+
+def _settled_model(
+    new: NewModel, feed: Feed, world: World, config: RunConfig, *, is_live: bool
+) -> NewModel:
+    """The same on every rank, with the weights that files have. A collective call."""
+    if not is_live:
+        new = agreed(new, world)
+        if isinstance(feed, SampledFeed):
+            agree_on_sampler(feed, world)
+    is_resumed = bool(earlier_directory() or config.checkpoint.resume_from)
+    return with_pretrained(new, config.model, world, is_resumed=is_resumed)
+
+
+def _check_model(
+    model: nn.Module, strategy: Strategy, world: World, config: RunConfig, accumulation: int
+) -> list[str]:
+    """ConfigError where it cannot be trained so; or what the user should read of it."""
     check_model(model, world.identity.world_size)
     profile = Profile.of(model, accumulation)
     problems = strategy.problems(profile, world.layout, world.cluster)
@@ -387,19 +421,23 @@ def _make_model(
             f"pipeline: {config.parallel.pipeline.schedule}, {accumulation} micro-batches; a rank "
             f"idles {idle:.0%} of a step if stages take equally long"
         )
-    return model, notes
+    return notes
 
 
 def _spread(
     task: Task,
-    model: nn.Module,
+    new: NewModel,
     strategy: Strategy,
     world: World,
     config: RunConfig,
     source: Source,
     plan: BatchPlan,
 ) -> ParallelModel:
-    """Divide the model along tp, pp and cp, then make copies or shards of what is left."""
+    """Divide the model along tp, pp and cp, then make copies or shards of what is left.
+
+    Weights that come later come where nothing is left to be cut.
+    """
+    model = new.model
 
     def measure(model: nn.Module) -> dict[str, float]:
         batch = to_device(source.first_batch(plan.micro_batch_size), world.device)
@@ -414,7 +452,12 @@ def _spread(
         recompute_blocks(model, config.memory.activation_checkpointing)
     if config.compile.enabled:
         model.compile(backend=config.compile.backend, mode=config.compile.mode)
+    shards_on = strategy.shards_on(world)
+    if shards_on is None:
+        new.fill(world.device, world.device)
     spread = strategy.apply(model, world)
+    if shards_on is not None:
+        new.fill(shards_on, world.device)
     if cut is None or world.mesh is None:
         return spread
     from drivetrain.parallel.pipeline.pipelined import Pipelined

@@ -23,13 +23,13 @@ from drivetrain.record.session import ACCEPT_CHANGE
 from drivetrain.train.optimizers import from_config
 from drivetrain.train.several_optimizers import kind_of
 from drivetrain.train.task import OptimizerFactory
+from drivetrain.train.weights.recording import sample
 
 _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 """Of an optimizer's groups: what changes no number beyond rounding."""
 
 
 _MOST_TOLD = 3
-_MOST_SAMPLED = 64
 
 
 def contract_of(config: RunConfig, source: Source, made: Terms, world: World) -> Contract:
@@ -78,7 +78,7 @@ def agree_on_model(model: nn.Module, world: World) -> list[str]:
     does it by itself: shards of different models would be a model that nobody has made.
     """
     agree_on_tensors(model, world)
-    samples = {name: _sample(tensor) for name, tensor in _tensors(model).items()}
+    samples = {name: sample(tensor) for name, tensor in _tensors(model).items()}
     shared: dict[str, str] = json.loads(world.agree(json.dumps(samples)))
     different = [name for name, sample in samples.items() if sample != shared[name]]
     rank = world.first_with(bool(different))
@@ -97,15 +97,6 @@ def agree_on_sampler(feed: SampledFeed, world: World) -> None:
     rank = world.first_with(world.agree(digest) != digest)
     if rank is not None:
         raise feed.differs(0, 0)
-
-
-def _sample(tensor: torch.Tensor) -> str:
-    """A few of its values: weights are read or drawn whole, so all differ or none does."""
-    if tensor.is_meta or not tensor.numel():
-        return ""
-    some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_SAMPLED)]
-    data = some.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def agree_on_tensors(model: nn.Module, world: World) -> None:

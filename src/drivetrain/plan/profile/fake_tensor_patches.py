@@ -73,12 +73,14 @@ def moving_modules() -> Iterator[None]:
     original = nn.Module._apply  # noqa: SLF001
 
     def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        made: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay tied
         for each in module.modules() if recurse else (module,):
             for name, weight in list(each.named_parameters(recurse=False)):
                 with torch.no_grad():
                     moved = fn(weight)
-                if moved is not weight:
-                    each.register_parameter(name, nn.Parameter(moved, weight.requires_grad))
+                if moved is not weight and weight not in made:
+                    made[weight] = nn.Parameter(moved, weight.requires_grad)
+                each.register_parameter(name, made.get(weight, weight))
             for name, buffer in list(each.named_buffers(recurse=False)):
                 setattr(each, name, fn(buffer))
         return module

@@ -29,7 +29,7 @@ from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import COMPUTE_DTYPES, NOTHING, ParallelModel
-from drivetrain.parallel.parts import local_parts, total_norm
+from drivetrain.parallel.parts import local_parts, on_host, total_norm, whole
 from drivetrain.parallel.several_models import backward_to
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
@@ -89,6 +89,12 @@ class FSDPStrategy(Strategy):
             return ["fsdp: no repeated blocks found, so the model is sharded as one piece"]
         return []
 
+    def shards_on(self, world: World) -> torch.device | None:
+        """FSDP2 cuts weights that are on the meta device, too."""
+        if world.data_mesh is None:
+            return None
+        return torch.device("cpu") if self._offload else world.device
+
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
         """Shard the blocks, then what is left at the root."""
         mesh = world.data_mesh
@@ -97,7 +103,7 @@ class FSDPStrategy(Strategy):
         self._shard(model, world, mesh)
         return FSDPModel(
             model,
-            mesh.size(),
+            mesh,
             counts=world.speaks_for_samples,
             reduces_every_micro_batch=self._config.reduce_every_micro_batch,
         )
@@ -111,7 +117,7 @@ class FSDPStrategy(Strategy):
         if mesh is None:
             return SingleOfSeveral(model.to(world.device), counts=world.speaks_for_samples)
         self._shard(model, world, mesh)
-        return FSDPOfSeveral(model, mesh.size(), counts=world.speaks_for_samples)
+        return FSDPOfSeveral(model, mesh, counts=world.speaks_for_samples)
 
     def _shard(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
         if not world.is_main:  # torch's advice on models that return views: once, not per rank
@@ -166,7 +172,7 @@ class FSDPModel(ParallelModel):
     def __init__(
         self,
         model: nn.Module,
-        num_ranks: int,
+        mesh: DeviceMesh,
         *,
         counts: bool = True,
         reduces_every_micro_batch: bool = False,
@@ -177,9 +183,10 @@ class FSDPModel(ParallelModel):
         self.inner: nn.Module = model
         self.evaluated: Any = model
         self.counts = counts
-        self.loss_multiplier = float(num_ranks)  # FSDP2 divides by the number of ranks
+        self.loss_multiplier = float(mesh.size())  # FSDP2 divides by the number of ranks
         self.reduces_every_micro_batch = reduces_every_micro_batch
         self._root: FSDPModule = model
+        self._mesh = mesh
         self._is_last = True
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
@@ -201,11 +208,14 @@ class FSDPModel(ParallelModel):
         return local_parts(gradients)
 
     def full_state(self) -> dict[str, Any]:
-        """Gathered to rank 0's CPU."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_model_state_dict(self.inner, options=options)
+        """On the CPU of the first rank along the axes it is sharded over; one tensor at a time."""
+        is_first = not any(self._mesh.get_coordinate() or ())
+        state: dict[str, Any] = {}
+        for name, value in self.inner.state_dict().items():
+            gathered = whole(value) if isinstance(value, torch.Tensor) else value
+            if is_first:
+                state[name] = on_host(gathered)
+        return state
 
     def watch_waits(self, waiting: Waiting) -> None:
         """Gathers and reductions."""

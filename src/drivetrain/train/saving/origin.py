@@ -51,6 +51,8 @@ def start_from_newest(
     origin = Origin(checkpointer, rule, directory, run)
     origin.scales_with_batch = config.optimization.learning_rate_scaling != "none"
     origin.load(world)
+    if origin.manifest is None and assembly.unread is not None:
+        raise assembly.unread
     assembly.engine.ends_at(assembly.total_steps)  # another batch size: after other steps
     for result in history.evaluations:
         note_score(checkpointer, rule, result)

@@ -1,0 +1,64 @@
+"""Give a model that is on the meta device its weights: this rank's parts, a tensor at a time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from drivetrain.parallel.parts import own_part
+from drivetrain.train.weights.recording import Box, Part
+
+
+class Weights(Protocol):
+    """Where a model's weights come from."""
+
+    def opened(self) -> AbstractContextManager[Part]:
+        """A function that gives a part of a tensor by name. All ranks open it together."""
+        ...
+
+
+def place(
+    model: nn.Module, weights: Weights, shards_on: torch.device, device: torch.device
+) -> None:
+    """Fill a model, which tp, pp and fsdp may have cut. `shards_on`: where its parameters go."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    model.to_empty(device=shards_on)
+    _tie(model, parameters)
+    with torch.no_grad(), weights.opened() as part:
+        for name, parameter in model.named_parameters():
+            own = own_part(parameter)
+            if own.numel():
+                own.copy_(part(name, box_of(parameter)))
+        filled: dict[int, torch.Tensor] = {}
+        for name, buffer in buffers.items():
+            if id(buffer) not in filled:
+                filled[id(buffer)] = part(name, ()).to(device, copy=True)
+            holder, _, key = name.rpartition(".")
+            model.get_submodule(holder)._buffers[key] = filled[id(buffer)]  # noqa: SLF001
+
+
+def _tie(model: nn.Module, before: dict[str, nn.Parameter]) -> None:
+    """What was one parameter under several names is one again."""
+    made: dict[int, nn.Parameter] = {}
+    for name, parameter in before.items():
+        holder, _, key = name.rpartition(".")
+        held = model.get_submodule(holder)._parameters  # noqa: SLF001 - as it stands, unhooked
+        own = held[key]
+        if own is not None:
+            held[key] = made.setdefault(id(parameter), own)
+
+
+def box_of(tensor: torch.Tensor) -> Box:
+    """Which part of the whole this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    where = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(start, start + size) for size, start in zip(*where, strict=True))

@@ -1,0 +1,180 @@
+"""model.pretrained: each rank reads its own part of each tensor, straight into place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.checkpoint.storage import storage_at
+from drivetrain.config.schema import Model
+from drivetrain.core.bounded import one_line
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.core.text import readable_bytes
+from drivetrain.parallel.world import World
+from drivetrain.train.weights.placing import Weights
+from drivetrain.train.weights.recording import Box, Part
+from drivetrain.train.weights.safetensors import Folder, NotReadable, Stored, open_folder, read_part
+
+_KEY = "model.pretrained"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_MOST_TOLD = 8
+
+
+class PretrainedWeights:
+    """From files, where they have it; the rest from where the model's own weights come from."""
+
+    def __init__(self, folder: Folder, found: Mapping[str, Stored], rest: Weights) -> None:
+        self._folder = folder
+        self._found = found
+        self._rest = rest
+
+    @contextmanager
+    def opened(self) -> Iterator[Part]:
+        """What is read is cast where it is put."""
+        storage = storage_at(self._folder.address)
+        with self._rest.opened() as rest:
+
+            def part(name: str, box: Box) -> torch.Tensor:
+                stored = self._found.get(name)
+                return rest(name, box) if stored is None else read_part(storage, stored, box)
+
+            yield part
+
+
+def pretrained(
+    model: nn.Module, rest: Weights, said: Model, world: World
+) -> tuple[PretrainedWeights, str, str]:
+    """The weights, a note on them, and the files' fingerprint. Collective.
+
+    ConfigError, on every rank, with all that is missing, not expected or of another shape.
+    """
+    folder = _open(str(said.pretrained), world)
+    found, problems = match(model, folder.tensors, said.pretrained_allow)
+    if problems:
+        raise ConfigError(problems)
+    weights = PretrainedWeights(folder, found, rest)
+    size = sum(stored.num_bytes for stored in folder.tensors.values())
+    note = (
+        f"model: pretrained weights from {folder.address} ({len(folder.tensors)} tensors, "
+        f"{readable_bytes(size)}, fingerprint {folder.fingerprint})"
+    )
+    new = [name for name, _ in model.named_parameters() if name not in found]
+    if new:
+        note += f"; initialised here: {_listed(new)}"
+    return weights, note, folder.fingerprint
+
+
+def _open(address: str, world: World) -> Folder:
+    """Rank 0 reads the headers: thousands of ranks would read the same."""
+    said: dict[str, Any] = {}
+    if world.is_main or world.mesh is None:
+        try:
+            said = open_folder(_local(address)).to_json()
+        except (NotReadable, OSError, DrivetrainError) as error:
+            said = {"problem": one_line(error)}
+    said = json.loads(world.agree(json.dumps(said)))
+    if "problem" in said:
+        remedy = "give a folder of safetensors (Hugging Face layout), a file, or a hub id"
+        raise ConfigError([Problem(_KEY, said["problem"], remedy, address)])
+    folder = Folder.from_json(said)
+    if _local(address) != address:  # every node has the hub's files in a place of its own
+        folder = Folder(_local(address), folder.tensors, folder.fingerprint)
+    return folder
+
+
+def _local(address: str) -> str:
+    """The files of a hub id, downloaded where they are not yet; anything else as it is."""
+    if "://" in address or Path(address).exists() or not _HUB_ID.fullmatch(address):
+        return address
+    if find_spec("huggingface_hub") is None:
+        raise NotReadable("no such folder, and hub ids need `pip install huggingface_hub`")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(address, allow_patterns=["*.safetensors", "*.index.json"]))
+    except Exception as error:  # of its own kinds, and of its network library's
+        raise NotReadable(f"no such folder, and the hub says: {one_line(error)}") from error
+
+
+def match(
+    model: nn.Module, stored: Mapping[str, Stored], allow: Iterable[str]
+) -> tuple[dict[str, Stored], list[Problem]]:
+    """Each of the model's tensors beside one of the files; and what does not fit."""
+    allow = tuple(allow)
+    found: dict[str, Stored] = {}
+    used: set[str] = set()
+    missing: list[str] = []
+    other_shape: list[tuple[str, Any, Any]] = []
+    for names, tensor in _saved(model):
+        here = [at for name in names for at in _spellings(model, name) if at in stored]
+        used.update(here)
+        shape = tuple(tensor.shape)
+        if not here:
+            missing.append(names[0])
+        elif stored[here[0]].shape != shape:
+            other_shape.append((names[0], shape, stored[here[0]].shape))
+        else:
+            found |= dict.fromkeys(names, stored[here[0]])
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    unexpected = [
+        name
+        for name in stored
+        if name not in used and not any(re.search(pattern, name) for pattern in ignored)
+    ]
+    return found, _problems(
+        [name for name in missing if not _is_allowed(name, allow)],
+        [name for name in unexpected if not _is_allowed(name, allow)],
+        [each for each in other_shape if not _is_allowed(each[0], allow)],
+    )
+
+
+def _saved(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Each tensor that is saved with a model, under all of its names."""
+    tied: dict[int, tuple[list[str], torch.Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):
+            tied.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(tied.values())
+
+
+def _spellings(model: nn.Module, name: str) -> list[str]:
+    """A model with a head holds its base under a prefix, and either may have been saved."""
+    prefix = getattr(model, "base_model_prefix", "")
+    if not prefix:
+        return [name]
+    return [name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"]
+
+
+def _is_allowed(name: str, allow: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in allow)
+
+
+def _problems(
+    missing: list[str], unexpected: list[str], other_shape: list[tuple[str, Any, Any]]
+) -> list[Problem]:
+    remedy = "if it is meant to be, name it in model.pretrained_allow (patterns like head.*)"
+    shapes = [f"{name} is {here}, there {there}" for name, here, there in other_shape]
+    found = [
+        ("the files lack", missing),
+        ("the model has no place for", unexpected),
+        ("of another shape:", shapes),
+    ]
+    return [
+        Problem(_KEY, f"{rule} {_listed(names)}", remedy, has_value=False)
+        for rule, names in found
+        if names
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return ", ".join(names[:_MOST_TOLD]) + more

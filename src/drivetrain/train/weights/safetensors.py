@@ -1,0 +1,216 @@
+"""Where each tensor of a folder of safetensors lies, and reading a part of one.
+
+A file is eight bytes that say how long its header is, the header (JSON: name, dtype, shape and
+offsets of each tensor) and the tensors' bytes in row-major order. What a folder says is somebody
+else's word: sizes are bounded, offsets must lie in the file and fit the shape, and nothing in it is
+ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from drivetrain.checkpoint.storage import LocalStorage, Storage, storage_at
+from drivetrain.core.bounded import SMALL_BYTES, parse_json
+from drivetrain.core.text import readable_bytes
+from drivetrain.train.weights.recording import Box
+
+_INDEX = "model.safetensors.index.json"
+_ENDING = ".safetensors"
+_MOST_HEADER = 100 << 20
+"""safetensors's own limit."""
+_MOST_INDEX = 16 * SMALL_BYTES
+_MOST_FILES = 4096
+_AT_ONCE = 64 << 20
+_SHORT = 1 << 20
+"""From an object store shorter runs are not asked for one by one, but with what lies between."""
+_PROBED = 4096
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class NotReadable(Exception):
+    """No folder of safetensors, or one that is damaged: in one sentence."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor's place."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Folder:
+    """All tensors of a folder, by name."""
+
+    address: str
+    tensors: Mapping[str, Stored]
+    fingerprint: str
+    """Of the files' headers, their sizes and a few of their bytes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for other ranks."""
+        places = {n: [s.file, s.dtype, s.shape, s.start] for n, s in self.tensors.items()}
+        return {"address": self.address, "tensors": places, "fingerprint": self.fingerprint}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Folder:
+        """What `to_json` gave."""
+        tensors = {
+            name: Stored(file, dtype, tuple(shape), start)
+            for name, (file, dtype, shape, start) in said["tensors"].items()
+        }
+        return cls(said["address"], tensors, said["fingerprint"])
+
+
+def open_folder(address: str) -> Folder:
+    """Read the index and the headers. NotReadable says what is wrong with them."""
+    files, storage = _files(address)
+    digest = hashlib.blake2b(digest_size=8)
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in _header(storage, file, digest):
+            if name in tensors:
+                raise NotReadable(f"{name} stands in {tensors[name].file} and in {file}")
+            tensors[name] = stored
+    return Folder(storage.address, tensors, digest.hexdigest())
+
+
+def _files(address: str) -> tuple[list[str], Storage]:
+    if address.endswith(_ENDING):
+        folder, _, file = address.rpartition("/")
+        return [file], storage_at(folder or ".")
+    storage = storage_at(address)
+    names = storage.names()
+    found = [name for name in names if name.endswith(_ENDING)]
+    if _INDEX in names:
+        return _indexed(storage), storage
+    if len(found) == 1:
+        return found, storage
+    if found:
+        raise NotReadable(f"{len(found)} safetensors files and no {_INDEX}, so none may be missing")
+    if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
+        raise NotReadable(
+            "only pickled weights, which can run code when they are read; save them as "
+            "safetensors (model.save_pretrained(…, safe_serialization=True))"
+        )
+    raise NotReadable("there are no safetensors there")
+
+
+def _indexed(storage: Storage) -> list[str]:
+    try:
+        said = parse_json(storage.read(_INDEX, most=_MOST_INDEX))
+        files = sorted(set(said["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NotReadable(f"{_INDEX} is no index of safetensors ({error})") from None
+    for file in files:
+        if not isinstance(file, str) or "/" in file or not file.endswith(_ENDING):
+            raise NotReadable(f"{_INDEX} names {file!r}, which is no file beside it")
+    if len(files) > _MOST_FILES:
+        raise NotReadable(f"{_INDEX} names {len(files)} files, more than {_MOST_FILES}")
+    return files
+
+
+def _header(storage: Storage, file: str, digest: Any) -> Iterator[tuple[str, Stored]]:
+    size = storage.size(file)
+    if size is None:
+        raise NotReadable(f"{file} is not there")
+    length = int.from_bytes(storage.read(file, 0, 8), "little")
+    if length > min(_MOST_HEADER, size - 8):
+        raise NotReadable(f"{file} is damaged, or no safetensors (a header of {length:,} bytes)")
+    data = storage.read(file, 8, length)
+    begin = 8 + length
+    digest.update(f"{file} {size} ".encode() + data + storage.read(file, begin, _PROBED))
+    try:
+        said = parse_json(data)
+        for name, facts in said.items():
+            if name != "__metadata__":
+                yield name, _stored(file, name, facts, begin, size)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NotReadable(f"{file} is damaged, or no safetensors ({error!r})") from None
+
+
+def _stored(file: str, name: str, facts: Any, begin: int, size: int) -> Stored:
+    start, stop = facts["data_offsets"]
+    shape = tuple(facts["shape"])
+    if facts["dtype"] not in _DTYPES:
+        raise NotReadable(f"{name} in {file} is in {facts['dtype']}, which is not read")
+    if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, stop)):
+        raise NotReadable(f"{name} in {file} has no plain shape and place")
+    stored = Stored(file, facts["dtype"], shape, begin + start)
+    if stop - start != stored.num_bytes or begin + stop > size:
+        raise NotReadable(f"{name} in {file} does not lie in it; the file may be cut off")
+    return stored
+
+
+def read_part(storage: Storage, stored: Stored, box: Box) -> torch.Tensor:
+    """The bytes of a part, and no others; from an object store, short gaps too."""
+    ranges = [part.indices(size)[:2] for part, size in zip(box, stored.shape, strict=False)]
+    ranges += [(0, size) for size in stored.shape[len(ranges) :]]
+    sizes = [stop - start for start, stop in ranges]
+    if not math.prod(sizes):
+        return torch.empty(sizes, dtype=stored.torch_dtype)
+    inner = _inner(ranges, stored.shape)
+    run = math.prod(sizes[inner:]) * stored.torch_dtype.itemsize
+    if inner and run < _SHORT and not isinstance(storage, LocalStorage):
+        rows = (slice(*ranges[0]),)
+        return read_part(storage, stored, rows)[(slice(None), *box[1:])]
+    made = torch.empty(sizes, dtype=stored.torch_dtype)
+    into = made.reshape(-1).view(torch.uint8).numpy()
+    strides = [math.prod(stored.shape[i + 1 :]) for i in range(len(stored.shape))]
+    first = ranges[inner][0] * strides[inner] if ranges else 0
+    at = 0
+    for outer in product(*(range(*each) for each in ranges[:inner])):
+        begin = first + sum(i * stride for i, stride in zip(outer, strides, strict=False))
+        start = stored.start + begin * stored.torch_dtype.itemsize
+        for done in range(0, run, _AT_ONCE):
+            length = min(_AT_ONCE, run - done)
+            data = storage.read(stored.file, start + done, length)
+            if len(data) != length:
+                raise NotReadable(
+                    f"{stored.file} ends {readable_bytes(length - len(data))} early; it has "
+                    "changed since the run began"
+                )
+            into[at : at + length] = np.frombuffer(data, np.uint8)
+            at += length
+    return made
+
+
+def _inner(ranges: list[tuple[int, int]], shape: tuple[int, ...]) -> int:
+    """The first dimension from which on a part is one run of bytes."""
+    for dim in range(len(shape) - 1, 0, -1):
+        if ranges[dim] != (0, shape[dim]):
+            return dim
+    return 0
