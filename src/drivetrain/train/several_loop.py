@@ -31,6 +31,7 @@ from drivetrain.train.assemble import Assembly, Prebuilt
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.keep_loop import KeptLoop
 from drivetrain.train.loop import Loop
+from drivetrain.train.optimizers import from_config
 from drivetrain.train.own_schedule import (
     LRSchedule,
     ScheduleFactory,
@@ -39,8 +40,8 @@ from drivetrain.train.own_schedule import (
 )
 from drivetrain.train.refusals import check_loss, check_model
 from drivetrain.train.several_engine import SeveralEngines
-from drivetrain.train.several_optimizers import OptimizersByName
-from drivetrain.train.task import Loss, LossAndParts, Task, adamw, split
+from drivetrain.train.several_optimizers import OptimizersByName, as_one
+from drivetrain.train.task import Loss, LossAndParts, Task, split
 
 Models = Mapping[str, nn.Module | Callable[[], nn.Module]]
 Schedulers = Mapping[str, LRScheduler | LRSchedule | ScheduleFactory]
@@ -120,10 +121,7 @@ class _AdamWForEach:
 
     def __call__(self, model: ModelsByName, optimization: Optimization) -> OptimizersByName:
         return OptimizersByName(
-            {
-                name: adamw([p for p in each.parameters() if p.requires_grad], optimization)
-                for name, each in model.items()
-            }
+            {name: as_one(from_config(each, optimization)) for name, each in model.items()}
         )
 
 

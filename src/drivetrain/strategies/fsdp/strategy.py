@@ -237,8 +237,8 @@ class FSDPOfSeveral(FSDPModel):
     that are still needed. Here they reduce nothing; `finish_gradients` does, once.
     """
 
-    def __init__(self, model: nn.Module, num_ranks: int, *, counts: bool) -> None:
-        super().__init__(model, num_ranks, counts=counts)
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, *, counts: bool) -> None:
+        super().__init__(model, mesh, counts=counts)
         self._root.set_reshard_after_forward(False)
         self._root.set_reshard_after_backward(False)
         self._root.set_requires_gradient_sync(False)
