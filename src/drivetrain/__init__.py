@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from drivetrain.parallel.gather import gather
     from drivetrain.record.reading import open_run
     from drivetrain.train.early_stopping import EarlyStopping
+    from drivetrain.train.ema import EMA
     from drivetrain.train.history import EvaluationResult, History, StepMetrics
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
@@ -46,6 +47,7 @@ _HOMES = {
     "DamagedRun": "drivetrain.core.errors",
     "DistributedConfig": "drivetrain.compat.pytorch",
     "DrivetrainError": "drivetrain.core.errors",
+    "EMA": "drivetrain.train.ema",
     "EarlyStopping": "drivetrain.train.early_stopping",
     "EnvironmentProblem": "drivetrain.core.errors",
     "EvaluationResult": "drivetrain.train.history",
@@ -77,6 +79,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "EMA",
     "ConfigError",
     "DamagedRun",
     "DistributedConfig",

@@ -85,25 +85,24 @@ class ResNet(nn.Module):
         return logits
 
 
-def gpt2() -> nn.Module:
+def gpt2(**changes: Any) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     make: Callable[[Any], nn.Module] = GPT2LMHeadModel
-    return make(
-        GPT2Config(
-            n_layer=LAYERS,
-            n_embd=WIDTH,
-            n_head=4,
-            vocab_size=VOCABULARY,
-            n_positions=LENGTH,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
+    settings: dict[str, Any] = {
+        "n_layer": LAYERS,
+        "n_embd": WIDTH,
+        "n_head": 4,
+        "vocab_size": VOCABULARY,
+        "n_positions": LENGTH,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    return make(GPT2Config(**{**settings, **changes}))
 
 
 def llama() -> nn.Module:

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from drivetrain.checkpoint.compare import compare
-from drivetrain.checkpoint.export import split
 from drivetrain.checkpoint.locate import locate
 from drivetrain.checkpoint.manifest import checksum
+from drivetrain.checkpoint.weight_files import WeightFiles
 from drivetrain.cli.main import app
 from drivetrain.core.errors import ConfigError, DrivetrainError
 from drivetrain.record import session
@@ -109,10 +109,15 @@ def test_a_pt_file_of_a_chosen_step(run: Path, tmp_path: Path) -> None:
     assert not torch.equal(first["head.weight"], trained(run)["head.weight"])
 
 
-def test_shards_hold_what_fits() -> None:
-    sizes = [("a", 3), ("b", 3), ("c", 9), ("d", 1), ("e", 4)]
-    assert split(sizes, 6) == [["a", "b"], ["c"], ["d", "e"]]
-    assert split(sizes, 100) == [["a", "b", "c", "d", "e"]]
+@pytest.mark.parametrize(
+    ("most", "expected"), [(6, [["a", "b"], ["c"], ["d", "e"]]), (100, [["a", "b", "c", "d", "e"]])]
+)
+def test_files_hold_what_fits(most: int, expected: list[list[str]], tmp_path: Path) -> None:
+    files = WeightFiles(tmp_path, most)
+    for name, size in (("a", 3), ("b", 3), ("c", 9), ("d", 1), ("e", 4)):
+        files.add(name, torch.zeros(size, dtype=torch.uint8))
+    names = [name for name in files.finish() if name.endswith(".safetensors")]
+    assert [sorted(load_file(tmp_path / name)) for name in names] == expected
 
 
 @pytest.mark.parametrize("target", ["hf", "gpt.pt"])

@@ -33,6 +33,7 @@ from drivetrain.checkpoint.access import refusals_named
 from drivetrain.checkpoint.contract import Change, Contract
 from drivetrain.checkpoint.failures import causes, is_of_the_storage, no_good_one, reason, stale
 from drivetrain.checkpoint.fitting import check_same_model, check_shapes
+from drivetrain.checkpoint.frozen import check_base
 from drivetrain.checkpoint.manifest import (
     NAME,
     Contents,
@@ -144,7 +145,11 @@ class Checkpointer:
         """Begin a save; the outcome of the one before, which has to be over first."""
         before = self.wait()
         began = time.perf_counter()
-        tensors, values = state.everything() if contents == "everything" else (state.weights(), {})
+        tensors, values = (state.weights(), {}) if contents == "weights" else state.everything()
+        if state.base is not None:
+            left_out = state.base.unchanged()
+            values["frozen"] = state.base.fingerprints(left_out)
+            tensors = {name: value for name, value in tensors.items() if name not in left_out}
         writes_alone = self._rule.save == "full"
         if writes_alone:
             tensors = self._gathered(tensors)
@@ -277,10 +282,12 @@ class Checkpointer:
         # before anything is overwritten, or made for it: targets bring optimizer state into being
         own = self._together(lambda: self._own(manifest, reader))
         stored = set(reader.read_metadata().state_dict_metadata)
+        frozen = manifest.values.get("frozen", {})
         if self._world.layout.pp == 1:  # a stage has its own weights only; the contract knows all
             weights = state.model_tensors()
-            check_same_model(folder, weights, stored)
-            check_shapes(folder, weights, reader)
+            check_same_model(folder, weights, {*stored, *frozen})
+            check_shapes(folder, {n: t for n, t in weights.items() if n in stored}, reader)
+            check_base(folder, frozen, weights, self._world.sum_floats)
         self.changes = self._contract.compare(folder, manifest.contract)
         values = dict(manifest.values)
         if any(change.key == "optimizer.class" for change in self.changes):
@@ -301,8 +308,10 @@ class Checkpointer:
     def _open(self, folder: str) -> tuple[Manifest, ShardReader]:
         # rank 0 has just looked at every file's size; at scale that is not for everybody to repeat
         manifest = catalogue.read_manifest(self.place, folder, check_sizes=False)
-        if manifest.contents != "everything":
+        if manifest.contents == "weights":
             raise DamagedCheckpoint("it holds weights only; nothing can resume from it exactly")
+        if not isinstance(manifest.values.get("frozen", {}), dict):
+            raise DamagedCheckpoint("its fingerprints of what is frozen are none")
         reader = ShardReader(self.place, manifest)
         reader.read_metadata()
         return manifest, reader

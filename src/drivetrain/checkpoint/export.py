@@ -3,30 +3,32 @@
     export_weights(place, manifest, Path("gpt"))       # a folder in Hugging Face's format
     export_weights(place, manifest, Path("gpt.pt"))    # one file for torch.load
 
-Names are the model's own. A folder is made shard by shard, so memory stays near one shard; what is
-read is held to its checksums, and the target appears whole or not at all.
+Where the model was one of Hugging Face's, the folder has its config, too, and `from_pretrained`
+reads it. Names are the model's own. A folder is made shard by shard, so memory stays near one
+shard; what is read is held to its checksums, and the target appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
+from drivetrain.checkpoint.companions import CONFIG, kept
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import Storage
+from drivetrain.checkpoint.weight_files import MAX_SHARD_BYTES, WeightFiles
 from drivetrain.checkpoint.whole_tensors import WholeTensors
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.requirements import require
 
-PREFIX = "model."
-MAX_SHARD_BYTES = 5 * 10**9
-INDEX = "model.safetensors.index.json"
+PREFIX, AVERAGES = "model.", "ema."
+Form = Literal["auto", "huggingface", "safetensors", "pt"]
+"""auto: by the target's name, and with a Hugging Face model's files where there are any."""
 
 
 @dataclass(frozen=True)
@@ -39,79 +41,80 @@ class Exported:
 
 
 def export_weights(
-    place: Storage, manifest: Manifest, target: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+    place: Storage,
+    manifest: Manifest,
+    target: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    form: Form = "auto",
+    *,
+    averages: bool = False,
 ) -> Exported:
-    """Write a checkpoint's weights to `target`: a .pt file, or a folder of safetensors."""
+    """Write a checkpoint's weights to `target`: a .pt file, or a folder of safetensors.
+
+    `averages`: those of an EMA, where there is one of a weight.
+    """
     _check_free(target)
+    companions = _companions(place, manifest, form)
     tensors = WholeTensors(place, manifest)
+    sources = _sources(tensors, manifest, averages=averages)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        if target.suffix == ".pt":
-            exported = _write_file(tensors, partial, target.name)
+        if form == "pt" or (form == "auto" and target.suffix == ".pt"):
+            exported = _write_file(tensors, sources, partial, target.name)
         else:
-            exported = _write_folder(tensors, partial, max_shard_bytes)
+            files = WeightFiles(partial, max_shard_bytes)
+            exported = _write_folder(tensors, sources, files, companions)
         partial.replace(target)
     finally:
         _remove(partial)
     return exported
 
 
-def split(sizes: Sequence[tuple[str, int]], max_bytes: int) -> list[list[str]]:
-    """Names in shards of at most `max_bytes`, in order; what is larger stands alone."""
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes:
-        if shards[-1] and filled + size > max_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards
+def _companions(place: Storage, manifest: Manifest, form: Form) -> dict[str, bytes]:
+    is_partial = manifest.contents == "trained"  # from_pretrained would draw the rest by lot
+    found = {} if form in ("safetensors", "pt") or is_partial else kept(place)
+    if form == "huggingface" and CONFIG not in found:
+        rule = f"no config of a Hugging Face model was kept in {place.address}"
+        if is_partial:
+            rule = f"{manifest.folder} has only what was trained (checkpoint.contents: trained)"
+        remedy = "use --format safetensors, and your model's own code to load it"
+        raise ConfigError([Problem("--format", rule, remedy, form)])
+    return found
 
 
-def _write_file(tensors: WholeTensors, path: Path, name: str) -> Exported:
-    names = _model_names(tensors)
-    torch.save({name.removeprefix(PREFIX): tensors.read(name) for name in names}, path)
-    return Exported(len(names), _total(tensors, names), (name,))
+def _sources(tensors: WholeTensors, manifest: Manifest, *, averages: bool) -> dict[str, str]:
+    """By the name a weight is written under, that of the tensor it is read from."""
+    names = tensors.names()
+    found = {n.removeprefix(PREFIX): n for n in names if n.startswith(PREFIX)}
+    averaged = {n.removeprefix(AVERAGES): n for n in names if n.startswith(AVERAGES)}
+    if averages and not averaged:
+        rule, remedy = f"{manifest.folder} has no averages", "train with the hook EMA"
+        raise ConfigError([Problem("--ema", rule, remedy, has_value=False)])
+    return {**found, **averaged} if averages else found
 
 
-def _write_folder(tensors: WholeTensors, folder: Path, max_bytes: int) -> Exported:
-    save_file = require("safetensors.torch", extra="export").save_file
-    names = _model_names(tensors)
-    shards = split([(name, tensors.num_bytes(name)) for name in names], max_bytes)
-    files = _file_names(len(shards))
-    folder.mkdir()
-    for file, shard in zip(files, shards, strict=True):
-        weights = {name.removeprefix(PREFIX): tensors.read(name) for name in shard}
-        save_file(weights, folder / file, metadata={"format": "pt"})
-        # safetensors makes files that only their owner may read; these are as open as the folder
-        (folder / file).chmod(folder.stat().st_mode & 0o666)
-    total = _total(tensors, names)
-    if len(files) > 1:
-        where = {
-            name.removeprefix(PREFIX): file
-            for file, shard in zip(files, shards, strict=True)
-            for name in shard
-        }
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        files = [*files, INDEX]
-    return Exported(len(names), total, tuple(files))
+def _write_file(
+    tensors: WholeTensors, sources: Mapping[str, str], path: Path, name: str
+) -> Exported:
+    torch.save({name: tensors.read(source) for name, source in sources.items()}, path)
+    total = sum(map(tensors.num_bytes, sources.values()))
+    return Exported(len(sources), total, (name,))
 
 
-def _file_names(num_shards: int) -> list[str]:
-    if num_shards == 1:
-        return ["model.safetensors"]
-    return [f"model-{n:05d}-of-{num_shards:05d}.safetensors" for n in range(1, num_shards + 1)]
-
-
-def _model_names(tensors: WholeTensors) -> list[str]:
-    return [name for name in tensors.names() if name.startswith(PREFIX)]
-
-
-def _total(tensors: WholeTensors, names: Sequence[str]) -> int:
-    return sum(tensors.num_bytes(name) for name in names)
+def _write_folder(
+    tensors: WholeTensors,
+    sources: Mapping[str, str],
+    files: WeightFiles,
+    companions: Mapping[str, bytes],
+) -> Exported:
+    files.folder.mkdir()
+    for name, source in sources.items():
+        files.add(name, tensors.read(source))
+    names = files.finish()
+    for name, data in companions.items():
+        (files.folder / name).write_bytes(data)
+    return Exported(files.num_tensors, files.num_bytes, (*names, *companions))
 
 
 def _check_free(target: Path) -> None:

@@ -20,7 +20,7 @@ NAME = "manifest.json"
 _FOLDER = re.compile(r"step-([0-9]+)-a([0-9]+)")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-Contents = Literal["everything", "weights"]
+Contents = Literal["everything", "trained", "weights"]
 
 
 class DamagedCheckpoint(Exception):
@@ -105,7 +105,7 @@ def _checked(manifest: Manifest) -> Manifest:
             and all(map(_is_count, manifest.layout.values())),
             "strategy": isinstance(manifest.strategy, str),
             "position": _is_mapping(manifest.position),
-            "contents": manifest.contents in ("everything", "weights"),
+            "contents": manifest.contents in ("everything", "trained", "weights"),
             "values": _is_mapping(manifest.values),
             "contract": _is_mapping(manifest.contract),
             "versions": _is_mapping(manifest.versions),

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
+from drivetrain.checkpoint.frozen import FrozenBase
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.core.errors import ConfigError, Problem, blame
 from drivetrain.core.stateful import Stateful
@@ -43,6 +44,10 @@ class TrainingState:
     """Of all ranks with the same part of the model."""
     accelerator: Accelerator = field(default_factory=lambda: accelerator_of(torch.device("cpu")))
     """Whose random stream is part of it."""
+    base: FrozenBase | None = None
+    """What need not be saved, where only what is trained is."""
+    averages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Kept beside the weights and as they are, by their own names (`ema.<parameter>`)."""
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and buffers, by the user's names; this rank's part of them."""
@@ -65,7 +70,8 @@ class TrainingState:
         weights = self.weights()
         state, values = self._optimizer_state()
         groups = [] if self.optimizer is None else _groups(self.optimizer)
-        tensors = {**weights, **state, own_name(self.rank): pack(self._own())}
+        own = {own_name(self.rank): pack(self._own())}
+        tensors = {**weights, **state, **self.averages, **own}
         common = {name: thing.state_dict() for name, thing in self.common.items()}
         return tensors, {"optimizer": {"values": values, "groups": groups}, "common": common}
 
@@ -76,13 +82,14 @@ class TrainingState:
         """
         parameters = self.model.named_parameters()
         steady = {f"model.{name}" for name, p in parameters if p.requires_grad}
+        steady |= self.averages.keys()
         return lambda name: name not in steady and not name.startswith("optimizer.")
 
     def load_targets(self) -> dict[str, torch.Tensor]:
         """The tensors in use, to be overwritten in place."""
         weights = self.model_tensors()
         state, _ = self._optimizer_state()
-        return {**weights, **state}
+        return {**weights, **state, **self.averages}
 
     def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
         """Put back what is not a tensor. `own` is None at a number of ranks it was not made for.

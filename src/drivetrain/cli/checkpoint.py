@@ -21,6 +21,7 @@ from drivetrain.core.text import readable_bytes
 
 if TYPE_CHECKING:
     from drivetrain.checkpoint.compare import Comparison, Difference
+    from drivetrain.checkpoint.export import Form
 
 _SHOWN_DIFFERENCES = 40
 
@@ -42,7 +43,14 @@ def verify(address: str, *, as_json: bool) -> int:
 
 
 def export(
-    address: str, target: str, step: int | None, max_shard_gb: float, *, best: bool = False
+    address: str,
+    target: str,
+    step: int | None,
+    max_shard_gb: float,
+    form: Form = "auto",
+    *,
+    best: bool = False,
+    averages: bool = False,
 ) -> int:
     """The weights as files for other libraries."""
     from drivetrain.checkpoint.export import export_weights
@@ -53,13 +61,17 @@ def export(
         raise ConfigError([Problem("--step", rule, remedy, step)])
     manifest = located.choose(located.best_step() if best else step)
     try:
-        done = export_weights(located.place, manifest, Path(target), int(max_shard_gb * 1e9))
+        shard_bytes = int(max_shard_gb * 1e9)
+        done = export_weights(
+            located.place, manifest, Path(target), shard_bytes, form, averages=averages
+        )
     except DamagedCheckpoint as error:
         raise damaged(manifest.folder, error) from error
     files = done.files[0] if len(done.files) == 1 else f"{len(done.files)} files"
     console = terminal(soft_wrap=True, markup=False)
+    part = " of what was trained" if manifest.contents == "trained" else ""
     console.print(
-        f"{manifest.folder}: {done.num_tensors} tensors, {readable_bytes(done.num_bytes)} → "
+        f"{manifest.folder}: {done.num_tensors} tensors{part}, {readable_bytes(done.num_bytes)} → "
         f"{target} ({files})"
     )
     return 0
@@ -121,8 +133,8 @@ def _cells(entry: Entry) -> tuple[str, str, str, str]:
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.created_s))
     axes = [f"{axis}={size}" for axis, size in manifest.layout.items() if size > 1]
     layout = " ".join([manifest.strategy, *(axes or ["one rank"])])
-    if manifest.contents == "weights":
-        layout += ", weights only"
+    if manifest.contents != "everything":
+        layout += f", {manifest.contents} only"
     return written, readable_bytes(manifest.num_bytes), entry.state, layout
 
 

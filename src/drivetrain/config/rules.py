@@ -33,6 +33,27 @@ def _name(config: RunConfig) -> Iterator[Problem]:
         yield Problem("name", "no name of a folder", "up to 200 plain characters", plain(name))
 
 
+def _contents(config: RunConfig) -> Iterator[Problem]:
+    if config.checkpoint.contents == "trained" and config.parallel.pp > 1:
+        rule = "a pipeline's stages do not know each other's frozen weights"
+        yield Problem("checkpoint.contents", rule, "use everything, or pp = 1", "trained")
+
+
+def _batch_norm(config: RunConfig) -> Iterator[Problem]:
+    if not config.parallel.sync_batch_norm:
+        return
+    for axis in ("tp", "pp", "cp"):
+        if getattr(config.parallel, axis) > 1:
+            rule = f"statistics are taken over copies of whole layers, and {axis} shares them out"
+            yield Problem("parallel.sync_batch_norm", rule, f"set {axis} to 1", "true")
+    if config.reproducibility == "bitwise":
+        rule = "sums over ranks are rounded by how many there are"
+        yield Problem("parallel.sync_batch_norm", rule, "use reproducibility = standard", "true")
+    if config.fault_tolerance == "live":
+        rule = "a replica that is lost would leave the others waiting inside a forward"
+        yield Problem("parallel.sync_batch_norm", rule, "leave it out", "true")
+
+
 def _warmup(config: RunConfig) -> Iterator[Problem]:
     warmup = config.optimization.warmup_steps
     if config.max_steps is not None and warmup > config.max_steps:
@@ -328,6 +349,18 @@ RULES: Sequence[Rule] = (
     Rule(("max_steps", "num_train_epochs"), _length),
     Rule(("name",), _name),
     Rule(("checkpoint.keep_best", "checkpoint.every_steps"), _best),
+    Rule(("checkpoint.contents", "parallel.pp"), _contents),
+    Rule(
+        (
+            "parallel.sync_batch_norm",
+            "parallel.tp",
+            "parallel.pp",
+            "parallel.cp",
+            "reproducibility",
+            "fault_tolerance",
+        ),
+        _batch_norm,
+    ),
     Rule(("max_steps", "optimization.warmup_steps"), _warmup),
     Rule(
         (

@@ -25,8 +25,10 @@ class Checkpoint(Section):
     how often the run has failed (Young, Daly). null: never."""
     save: Literal["sharded", "full"] = "sharded"
     """sharded: every rank writes its part. full: rank 0 gathers and writes everything."""
-    contents: Literal["everything", "weights"] = "everything"
-    """everything: a run can resume from it exactly. weights: the model alone."""
+    contents: Literal["everything", "trained", "weights"] = "everything"
+    """everything: a run can resume from it exactly. trained: the same without weights that are not
+    trained (requires_grad): an adapter without its base, which the script makes again and which
+    must be the same. weights: the model alone."""
     asynchronous: bool = True
     """Write beside the steps, which wait only for a copy in memory."""
     directory: str | None = None
@@ -253,6 +255,9 @@ class Parallel(Section):
     """Details for tp."""
     pipeline: Pipeline = Pipeline()
     """Details for pp."""
+    sync_batch_norm: bool = False
+    """Take batch norm's statistics over the micro-batches of all data-parallel ranks, instead of
+    over each alone; on any device."""
     timeout_s: float = Field(default=600.0, gt=0)
     """How long a collective may wait for the other ranks."""
 

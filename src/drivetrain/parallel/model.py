@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,8 +12,23 @@ from torch import nn
 
 from drivetrain.core.stateful import Stateful
 from drivetrain.parallel.clock import Waiting
+from drivetrain.parallel.parts import whole
 
 NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+Wanted = Callable[[str], bool]
+"""Of a tensor's name."""
+
+
+def every_one(name: str) -> bool:  # noqa: ARG001 - a Wanted
+    """All tensors."""
+    return True
+
+
+def own_name(name: str) -> str:
+    """Without what torch.compile(module) puts before the names of a module's tensors."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 class EngineStep(Protocol):
@@ -84,7 +99,7 @@ class Choice:
 
 
 class ParallelModel:
-    """A model over the ranks: what the loop needs of it. Below `full_state` all has a default."""
+    """A model over the ranks: what the loop needs of it. Below `local` all has a default."""
 
     module: nn.Module
     """Called in training."""
@@ -129,9 +144,27 @@ class ParallelModel:
         """The plain tensors this rank holds, for what is done to every element alike."""
         raise NotImplementedError
 
-    def full_state(self) -> dict[str, Any]:
-        """The whole state dict under the user's own names, on rank 0's CPU. A collective call."""
-        raise NotImplementedError
+    def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
+        """The model's state dict, tensor by tensor, each under the user's own name and whole.
+
+        A collective call, step by step: every rank goes through all of it. A tensor may be the one
+        in use, and is only good until the next; ranks other than 0 may get fewer. What is not
+        `wanted` is not gathered.
+        """
+        with self.shown_weights():
+            for name, value in self.inner.state_dict().items():
+                own = own_name(name)
+                if wanted(own):
+                    yield own, whole(value)
+
+    def full_state(self, wanted: Wanted = every_one, *, keep: bool = True) -> dict[str, Any]:
+        """The same together, copied to the CPU of the ranks that `keep` it. A collective call."""
+        kept = {}
+        for name, value in self.whole_tensors(wanted):
+            if keep:
+                is_tensor = isinstance(value, torch.Tensor)
+                kept[name] = value.detach().to("cpu", copy=True) if is_tensor else value
+        return kept
 
     def shown_weights(self) -> AbstractContextManager[bool]:
         """Around whatever shows the model to somebody: the same weights on every rank.
@@ -139,6 +172,9 @@ class ParallelModel:
         Gives whether they are taken back at its end: who copies them must be done by then.
         """
         return nullcontext(False)
+
+    def weights_change(self) -> None:
+        """Before weights are changed in place, other than by the optimizer after a backward."""
 
     def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:  # noqa: ARG002
         """What this rank alone has and must find again when the run resumes; by name."""

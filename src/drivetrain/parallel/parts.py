@@ -14,7 +14,12 @@ from torch.distributed.tensor import DTensor, Replicate
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The whole as a plain tensor: gathered where ranks hold parts, which is a collective call."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    device = tensor.device_mesh.device_type
+    # shards that wait on the host travel over their ranks' devices
+    moved: DTensor = tensor if tensor.device.type == device else tensor.to(device)  # type: ignore[assignment]
+    return moved.full_tensor()
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

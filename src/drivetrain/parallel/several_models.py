@@ -8,8 +8,9 @@ in the forward whose backward follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.clock import Waiting
-from drivetrain.parallel.model import NOTHING, ParallelModel
+from drivetrain.parallel.model import NOTHING, ParallelModel, Wanted, every_one
 
 
 class ModelsByName(nn.ModuleDict):
@@ -54,13 +55,11 @@ class SeveralModels(ParallelModel):
             part.micro_batch(index, is_last=is_last)
         return NOTHING
 
-    def full_state(self) -> dict[str, Any]:
+    def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
         """Under the models' names."""
-        return {
-            f"{name}.{key}": value
-            for name, part in self.parts.items()
-            for key, value in part.full_state().items()
-        }
+        for name, part in self.parts.items():
+            for key, value in part.whole_tensors(partial(_is_wanted, wanted, name)):
+                yield f"{name}.{key}", value
 
     def notes(self) -> list[str]:
         """Of each."""
@@ -68,6 +67,10 @@ class SeveralModels(ParallelModel):
 
     def watch_waits(self, waiting: Waiting) -> None:
         """Each part's engine does."""
+
+
+def _is_wanted(wanted: Wanted, model: str, name: str) -> bool:
+    return wanted(f"{model}.{name}")
 
 
 def backward_to(model: nn.Module, loss: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from drivetrain.parallel.model import NOTHING, ParallelModel
-from drivetrain.parallel.parts import local_parts, on_host, total_norm, whole
+from drivetrain.parallel.parts import local_parts, total_norm
 from drivetrain.parallel.several_models import backward_to
 
 
@@ -36,10 +36,6 @@ class SingleModel(ParallelModel):
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """All of them, or this rank's part of a shared layer's."""
         return local_parts(gradients)
-
-    def full_state(self) -> dict[str, Any]:
-        """The module's own, with layers that ranks share put together; on the CPU."""
-        return {name: on_host(whole(value)) for name, value in self.inner.state_dict().items()}
 
 
 class SingleOfSeveral(SingleModel):

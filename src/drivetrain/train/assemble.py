@@ -25,6 +25,7 @@ from drivetrain.data.sampled_feed import SampledFeed
 from drivetrain.data.sources import Source, refuse_one_pass, source_from
 from drivetrain.data.stream import StreamFeed
 from drivetrain.data.stream_shards import Shards, reads_shards
+from drivetrain.parallel.batch_norm import Sharers, batch_norms, share_statistics
 from drivetrain.parallel.blocks import recompute_blocks
 from drivetrain.parallel.divide import divide
 from drivetrain.parallel.model import ParallelModel
@@ -92,6 +93,8 @@ class Assembly:
     """Where this rank says what it does; its supervisor watches it."""
     unread: ConfigError | None = None
     """To be raised where no checkpoint has the weights that files should have had."""
+    tokenizer: Any = None
+    """What the task has of that kind."""
 
     @property
     def config(self) -> RunConfig:
@@ -137,28 +140,51 @@ def assemble(
         new = _settled_model(new, feed, world, config, is_live=is_live)
     notes = _check_model(new.model, strategy, world, config, plan.accumulation) + new.notes
     made = model_terms(new.model) | {"model.pretrained": new.fingerprint}
+    sharers = _share_batch_norms(new.model, world, config, notes)
     spread = _spread(task, new, strategy, world, config, source, plan)
-    optimizer = task.make_optimizer(spread.inner, config.optimization)
-    for each in members(optimizer):
-        check_optimizer(each)
-        on_shards(each)
-    made |= optimizer_terms(optimizer, task.optimizer)
-    if spread.engine_step is not None:
-        if len(members(optimizer)) > 1:
-            rule = f"{config.parallel.strategy} steps one optimizer"
-            remedy = "use one, or another parallel.strategy"
-            raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
-        spread.engine_step.take_over(optimizer)
+    optimizer, terms = _make_optimizer(task, spread, config)
+    made |= terms
     rate = _learning_rate(task, config, optimizer, total_steps)
     made |= rate.terms
     engine = engine_for(config, world, spread, optimizer, rate, total_steps)
+    if sharers is not None:
+        _keep_in_step(engine, sharers, config)
     for choice in spread.choices():
         resolved = resolved.choose(choice.key, choice.value, choice.why)
         notes.append(choice.said)
     notes += spread.notes()
     page = ProgressPage.of_this_rank(world.identity.local_rank)
     told = (*_first_notes(plan, resolved), *notes)
-    return Assembly(resolved, world, engine, feed, source, made, told, page, new.unread)
+    return Assembly(
+        resolved,
+        world,
+        engine,
+        feed,
+        source,
+        made,
+        told,
+        page,
+        unread=new.unread,
+        tokenizer=task.tokenizer,
+    )
+
+
+def _make_optimizer(
+    task: Task, spread: ParallelModel, config: RunConfig
+) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+    """The task's, and its terms; an engine that steps by itself takes it over after that."""
+    optimizer = task.make_optimizer(spread.inner, config.optimization)
+    for each in members(optimizer):
+        check_optimizer(each)
+        on_shards(each)
+    terms = optimizer_terms(optimizer, task.optimizer)
+    if spread.engine_step is not None:
+        if len(members(optimizer)) > 1:
+            rule = f"{config.parallel.strategy} steps one optimizer"
+            remedy = "use one, or another parallel.strategy"
+            raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
+        spread.engine_step.take_over(optimizer)
+    return optimizer, terms
 
 
 def _first_notes(plan: BatchPlan, resolved: ResolvedConfig) -> list[str]:
@@ -415,6 +441,8 @@ def _check_model(
         f"rank, {readable_bytes(cost.sent_bytes_per_step)} sent per step"
     ]
     notes += strategy.notes(model, world)
+    if config.checkpoint.contents == "trained":
+        notes.append(_what_is_saved(model))
     if world.layout.pp > 1:
         idle = bubble(config.parallel.pipeline, world.layout.pp, accumulation)
         notes.append(
@@ -422,6 +450,48 @@ def _check_model(
             f"idles {idle:.0%} of a step if stages take equally long"
         )
     return notes
+
+
+def _share_batch_norms(
+    model: nn.Module, world: World, config: RunConfig, notes: list[str]
+) -> Sharers | None:
+    """Where there are any, and copies of the model; or a word on what they go by."""
+    norms = batch_norms(model) if world.layout.dp > 1 else {}
+    if not norms:
+        return None
+    layers = f"{len(norms)} layers" if len(norms) > 1 else f"layer {next(iter(norms))}"
+    if config.parallel.sync_batch_norm:
+        notes.append(f"batch norm: {layers}, with statistics of all ranks' micro-batches together")
+        return share_statistics(model, world.copies)
+    if config.reproducibility != "bitwise":  # that has a word of its own
+        notes.append(
+            f"batch norm: {layers}, with each micro-batch's own statistics; the running ones that "
+            "are saved are rank 0's (parallel.sync_batch_norm takes both over all ranks)"
+        )
+    return None
+
+
+def _keep_in_step(engine: Engine, sharers: Sharers, config: RunConfig) -> None:
+    """Ranks wait for each other in a forward: all make the same number of them."""
+    rule = ""
+    if engine.spread.local_steps is not None:
+        rule = f"with {config.parallel.strategy} ranks train alone between two agreements"
+    if isinstance(engine.spread, SeveralModels):
+        rule = "there are several models, each with forwards of its own"
+    if rule:
+        raise ConfigError([Problem("parallel.sync_batch_norm", rule, "leave it out", "true")])
+    engine.spread.needs_every_turn = True
+    engine.sharers = sharers
+
+
+def _what_is_saved(model: nn.Module) -> str:
+    parameters = list(model.parameters())
+    trained = sum(p.nbytes for p in parameters if p.requires_grad)
+    return (
+        f"checkpoints: of {readable_bytes(sum(p.nbytes for p in parameters))} of weights the "
+        f"{readable_bytes(trained)} that are trained, with their optimizer state; the script makes "
+        "the others again at every start"
+    )
 
 
 def _spread(

@@ -32,6 +32,7 @@ from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.config_record import ConfigRecord
 from drivetrain.train.saving.origin import start_from_newest
+from drivetrain.train.saving.pretrained import keep_companions
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Task
@@ -129,7 +130,7 @@ def evaluate_all(
     """Each set of validation data in turn; their metrics together, under the sets' names."""
     engine, metrics, num_samples = assembly.engine, dict[str, float](), 0
     for name, feed in feeds.items():
-        with engine.autocast:
+        with engine.autocast, engine.evaluated_weights():
             found = evaluate(task, engine.spread, feed, assembly.world, step)
         report(name, found, feed.length)
         lead = f"{name}/" if name else ""
@@ -146,6 +147,8 @@ def open_attempt(
     directory = _open_directory(assembly)
     history.run_dir = directory.path
     start = start_from_newest(assembly, history, run, directory)
+    if assembly.engine.averages is not None:
+        assembly.engine.averages.begin()
     _begin(assembly, directory, start.attempt, run.at.step)
     with open_recorder(assembly, directory, start.attempt) as recorder:
         recorder.instant("attempt", number=start.attempt, resumed_step=run.at.step)
@@ -153,6 +156,13 @@ def open_attempt(
         reporter = Reporter(assembly, recorder, history)
         config = ConfigRecord(assembly.resolved, directory, start.attempt)
         saver = Saver(assembly, run, start, config, recorder, reporter.say)
+        if assembly.world.is_main and assembly.config.checkpoint.every_steps is not None:
+            problem = keep_companions(assembly, saver.storage)
+            if problem:
+                reporter.say(
+                    f"warning: the model's config is not kept ({problem}); `drivetrain checkpoint "
+                    "export` will write weights alone"
+                )
         yield Attempt(assembly, history, directory, config, recorder, reporter, saver)
 
 

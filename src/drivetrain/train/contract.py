@@ -204,6 +204,7 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
         **{f"optimization.{key}": value for key, value in optimization.items()},
         "data.iterable_sharding": config.data.iterable_sharding,
         "parallel.strategy": parallel.strategy,
+        "parallel.sync_batch_norm": parallel.sync_batch_norm,
         **{
             f"parallel.{name}": parallel.options.model_dump(mode="json")
             if name == parallel.strategy

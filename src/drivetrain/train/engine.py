@@ -9,7 +9,7 @@ corrected once at the end, in the same pass that clips them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -20,11 +20,13 @@ from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
+from drivetrain.parallel.batch_norm import Sharers
 from drivetrain.parallel.clock import Waiting, clock_of
 from drivetrain.parallel.gather import Gathering
 from drivetrain.parallel.loss_parallel import LossOverParts
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
+from drivetrain.train.averages import Averages
 from drivetrain.train.optimizer_groups import keep_kinds_apart
 from drivetrain.train.precision import found_inf, make_autocast, make_scaler
 from drivetrain.train.refusals import check_loss, why_not_gathered
@@ -72,6 +74,10 @@ class Engine:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.before_change: Callable[[], None] | None = None
         """Called before the weights move, by whoever is still copying them."""
+        self.sharers: Sharers | None = None
+        """Of batch norm's statistics, where ranks share them."""
+        self.averages: Averages | None = None
+        """A moving average of the weights, where one was asked for."""
         for each in members(optimizer):
             keep_kinds_apart(each)
         own = type(optimizer).zero_grad
@@ -96,6 +102,8 @@ class Engine:
         """
         seed = turn_seed(self._stream, micro.step, micro.index)
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
+        if self.sharers is not None:
+            self.sharers.counts = micro.num_samples > 0
         traffic = self.spread.micro_batch(micro.index, is_last=is_last)
         if self._is_loss_parallel:  # there is no traffic then
             traffic = LossOverParts()
@@ -160,6 +168,8 @@ class Engine:
             self.meter.grad_norm = self.spread.engine_step.step(self.meter.count_correction())
         else:
             self._step_optimizer()
+        if self.averages is not None:
+            self.averages.update()
         self.meter.end_step(step + 1, self.learning_rate.current)
         self.learning_rate.after("step")
         if self._sentinel is not None and self.spread.engine_step is None:
@@ -173,6 +183,18 @@ class Engine:
         else:
             self.optimizer.step()
         self._forget_gradients()
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Around an evaluation: the averages, if they are what is evaluated."""
+        if self.averages is None or not self.averages.is_evaluated:
+            return nullcontext()
+        return self.averaged(self.averages)
+
+    def averaged(self, averages: Averages) -> AbstractContextManager[None]:
+        """Within, the model has its averages."""
+        if self.before_change is not None:
+            self.before_change()
+        return averages.applied()
 
     def agree_on_rate(self) -> None:
         """ConfigError on a rank whose rate is not rank 0's: copies would part. Collective."""

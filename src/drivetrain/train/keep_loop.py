@@ -40,12 +40,14 @@ from drivetrain.train.assemble import (
 )
 from drivetrain.train.attempt import Attempt, evaluate_all, open_attempt
 from drivetrain.train.bitwise_mode import process_settings
+from drivetrain.train.ema import EMA
 from drivetrain.train.evaluate import set_training
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Loop
 from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_schedule import LRSchedule, ScheduleFactory, as_factory
+from drivetrain.train.own_weights import OwnWeights
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
@@ -64,6 +66,8 @@ def prepare(
     config: RunConfig | ResolvedConfig | Mapping[str, Any],
     stateful: Mapping[str, Stateful] | None = None,
     scheduler: LRScheduler | LRSchedule | ScheduleFactory | Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    ema: EMA | None = None,
 ) -> KeptLoop:
     """Spread a model and line up the data for a loop of your own.
 
@@ -74,7 +78,7 @@ def prepare(
     stepped, or a function that makes one: `scheduler(optimizer, total_steps)`. `loop.step()` steps
     it, a ReduceLROnPlateau `loop.evaluate()`; it is saved with the run. Several models are dicts
     with the same names: `prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, …)`; then `backward`
-    and `step` take a name.
+    and `step` take a name. `tokenizer` is Task's, `ema` keeps a moving average of the weights.
     """
     from drivetrain.train.several_loop import SeveralLoop, task_of_several  # stands on this loop
 
@@ -83,6 +87,7 @@ def prepare(
         task = task_of_several(model, optimizer, scheduler, _not_asked)
     else:
         task = _task_of_one(model, optimizer, scheduler)
+    task = replace(task, tokenizer=tokenizer)
     resolved = resolve(config)
     if resolved.config.parallel.pp > 1:
         rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
@@ -94,6 +99,8 @@ def prepare(
         rule = "a loop of one's own cannot do a step again when a replica is lost"
         problem = Problem("fault_tolerance", rule, "use Trainer, or start without --live", "live")
         raise ConfigError([problem])
+    if ema is not None:
+        ema.attach(assembly)
     return (SeveralLoop if is_several else KeptLoop)(assembly, stateful or {})
 
 
@@ -132,7 +139,7 @@ def _no_hooks(name: str, *given: Any) -> None:
 _TASK = Task(model=_not_asked, loss=_not_asked)
 
 
-class KeptLoop(OwnRecords):
+class KeptLoop(OwnRecords, OwnWeights):
     """What a loop of one's own needs: steps, `backward`, `step`."""
 
     def __init__(self, assembly: Assembly, stateful: Mapping[str, Stateful]) -> None:
@@ -292,6 +299,9 @@ class KeptLoop(OwnRecords):
         if self._loop is None or self._attempt is None:
             raise RuntimeError(f"{what}() belongs inside `for step in loop.steps()`")
         return self._attempt
+
+    def _assembled(self, what: str) -> Assembly:  # noqa: ARG002 - it always is
+        return self.assembly
 
     def save(self) -> None:
         """Keep the step that was just done, whatever checkpoint.every_steps says. On every rank."""

@@ -75,6 +75,8 @@ class Task:
             the data's order, into numbers by name: for what is no mean, like AUROC or BLEU. Or a
             torchmetrics object, whose `update` takes them by their names (`preds`, `target`).
         adapter: Of a task that was made from another library's object: its hooks and its data.
+        tokenizer: A tokenizer or processor of Hugging Face's, whose files go with the model's into
+            `save_pretrained` and `drivetrain checkpoint export`.
     """
 
     model: Callable[[], nn.Module]
@@ -84,6 +86,7 @@ class Task:
     summarize: Any = None
     schedule: ScheduleFactory | None = None
     adapter: Adapter | None = None
+    tokenizer: Any = None
 
     @classmethod
     def from_lightning(

@@ -34,6 +34,7 @@ from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
 from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_schedule import refuse_unstepped
+from drivetrain.train.own_weights import OwnWeights
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.weights import write_best, write_weights
 from drivetrain.train.task import Task
@@ -41,7 +42,7 @@ from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_
 from drivetrain.train.watch.requested import requested_hooks
 
 
-class Trainer(OwnRecords):
+class Trainer(OwnRecords, OwnWeights):
     """Trains a task as a config says, on however many ranks were started.
 
     The numbers come from the config, not from the number of ranks. After `fit`, `model` holds this
@@ -182,13 +183,20 @@ class Trainer(OwnRecords):
         """
         assembly = self._fitted("predict").assembly
         feed = make_evaluation_feed(source_from(data, self.config.data), assembly, whole=True)
-        with assembly.engine.autocast:
+        with assembly.engine.autocast, assembly.engine.evaluated_weights():
             return predict(function, assembly.engine.spread, feed, assembly.world)
 
     def _under_way(self, what: str) -> Attempt:
         if self._open is None:
             raise RuntimeError(f"{what}() belongs into a hook, while fit() trains")
         return self._open
+
+    def _assembled(self, what: str) -> Assembly:
+        if self.assembly is None:
+            raise RuntimeError(
+                f"{what}() needs the model that fit() builds: call it in a hook, or after"
+            )
+        return self.assembly
 
     def _fitted(self, what: str) -> Attempt:
         if self._attempt is None:
@@ -205,9 +213,9 @@ class Trainer(OwnRecords):
                 self._run(loop, notify, assembly.total_steps)
         except NotSaved:  # there may be room for the weights, or it is another disk
             with contextlib.suppress(NotSaved):
-                write_weights(assembly, weights)
+                write_weights(assembly, weights, attempt.saver.left_out())
             raise
-        write_weights(assembly, weights)
+        write_weights(assembly, weights, attempt.saver.left_out())
         if self.config.checkpoint.keep_best is not None:
             write_best(assembly.world, attempt.saver, weights.with_name("best.pt"))
 

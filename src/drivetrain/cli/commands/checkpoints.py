@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,6 +40,17 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="The best by checkpoint.keep_best, not the newest.")
     ] = False,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The averages of the hook EMA in place of the weights.")
+    ] = False,
+    form: Annotated[
+        Literal["auto", "huggingface", "safetensors", "pt"],
+        typer.Option(
+            "--format",
+            help="huggingface: weights, config and tokenizer for from_pretrained; safetensors: "
+            "weights alone; pt: for torch.load. auto: by the target and by what there is.",
+        ),
+    ] = "auto",
     max_shard_gb: Annotated[
         float, typer.Option(help="Largest file; more than this is split.")
     ] = 5.0,
@@ -48,7 +59,7 @@ def export(
     from drivetrain.cli import checkpoint as verbs
 
     with reading(address):
-        code = verbs.export(address, target, step, max_shard_gb, best=best)
+        code = verbs.export(address, target, step, max_shard_gb, form, best=best, averages=ema)
     raise typer.Exit(code)
 
 

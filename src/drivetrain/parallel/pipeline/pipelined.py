@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from drivetrain.config.schema import Pipeline
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.clock import Waiting
-from drivetrain.parallel.model import NOTHING, ParallelModel
+from drivetrain.parallel.model import NOTHING, ParallelModel, Wanted, every_one
+from drivetrain.parallel.parts import on_host
 from drivetrain.parallel.pipeline import schedules
 from drivetrain.parallel.pipeline.cut import Cut
 from drivetrain.parallel.pipeline.stage import Compute, Stage
@@ -281,17 +282,37 @@ class Pipelined(ParallelModel):
         """What this rank holds of its stages' gradients."""
         return self._under.local(gradients)
 
-    def full_state(self) -> dict[str, Any]:
-        """All stages' parts, on rank 0."""
-        own = self._under.full_state()
-        parts: list[Any] = [None] * dist.get_world_size(self._group)
-        # on the CPU: an object would arrive on the device of whoever sent it
-        dist.all_gather_object(parts, own, group=self._group)
-        return {name: tensor for part in parts for name, tensor in part.items()}
+    def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
+        """All stages' on rank 0, one stage after the other; its own on any other rank."""
+        ranks = dist.get_process_group_ranks(self._group)
+        sends = ranks[0] == 0 != dist.get_rank()
+        seen = set()
+        for name, value in self._under.whole_tensors(wanted):
+            seen.add(name)
+            if sends:  # on the CPU: an object would arrive on the device of whoever sent it
+                dist.send_object_list([name, on_host(value)], 0, self._group)
+            yield name, value
+        if sends:
+            dist.send_object_list(["", None], 0, self._group)
+        for source in ranks[1:] if dist.get_rank() == 0 else ():
+            while (got := _receive(source, self._group))[0]:
+                if got[0] not in seen:  # several stages may have the same buffer
+                    seen.add(got[0])
+                    yield got
+
+    def weights_change(self) -> None:
+        """Those of the stages."""
+        self._under.weights_change()
 
     def watch_waits(self, waiting: Waiting) -> None:
         """Those inside a stage; waiting for other stages is not seen."""
         self._under.watch_waits(waiting)
+
+
+def _receive(source: int, group: dist.ProcessGroup) -> tuple[str, Any]:
+    got: list[Any] = [None, None]
+    dist.recv_object_list(got, source, group)
+    return got[0], got[1]
 
 
 def _like(handed: _Handed, device: torch.device) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.requirements import require
+from drivetrain.parallel.model import Wanted, every_one
 from drivetrain.parallel.parts import whole
 from drivetrain.parallel.world import World
 
@@ -229,14 +230,12 @@ class Shards:
         self.world = world
         self.stage = stage
 
-    def full_state(self) -> dict[str, Any]:
-        """Whole tensors on rank 0's CPU; each is only there while it is copied."""
-        whole = {}
+    def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
+        """Each is only there while it is looked at."""
         for name, tensor in self._named_tensors():
-            with self._gathered([tensor]):
-                if self.world.is_main:
-                    whole[name] = tensor.detach().cpu().clone()
-        return whole
+            if wanted(name):
+                with self._gathered([tensor]):
+                    yield name, tensor.detach()
 
     def model_state(self) -> Tensors:
         """Each weight's slice; buffers as they are."""

@@ -29,7 +29,7 @@ from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import COMPUTE_DTYPES, NOTHING, ParallelModel
-from drivetrain.parallel.parts import local_parts, on_host, total_norm, whole
+from drivetrain.parallel.parts import local_parts, total_norm
 from drivetrain.parallel.several_models import backward_to
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
@@ -207,15 +207,11 @@ class FSDPModel(ParallelModel):
         """This rank's shards."""
         return local_parts(gradients)
 
-    def full_state(self) -> dict[str, Any]:
-        """On the CPU of the first rank along the axes it is sharded over; one tensor at a time."""
-        is_first = not any(self._mesh.get_coordinate() or ())
-        state: dict[str, Any] = {}
-        for name, value in self.inner.state_dict().items():
-            gathered = whole(value) if isinstance(value, torch.Tensor) else value
-            if is_first:
-                state[name] = on_host(gathered)
-        return state
+    def weights_change(self) -> None:
+        """What a forward has left gathered would be used by the next one."""
+        for module in self.inner.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def watch_waits(self, waiting: Waiting) -> None:
         """Gathers and reductions."""

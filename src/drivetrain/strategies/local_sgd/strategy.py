@@ -28,7 +28,6 @@ from drivetrain.core.errors import Problem
 from drivetrain.core.stateful import Stateful
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import LocalSteps, ParallelModel
-from drivetrain.parallel.parts import on_host
 from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.local_sgd import LocalSGD
@@ -167,13 +166,6 @@ class LocalModel(SingleModel):
         finally:
             _copy(self._aside, self._trained)
             self._aside = None
-
-    def full_state(self) -> dict[str, Any]:
-        """The model last agreed on."""
-        with self.shown_weights():
-            # a copy: the model shows other weights as soon as this is left
-            state = self.inner.state_dict()
-            return {name: on_host(value.clone()) for name, value in state.items()}
 
     def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
         """A rank that trains alone has an optimizer of its own."""

@@ -43,7 +43,9 @@ def start_from_newest(
 ) -> Start:
     """Load the newest good checkpoint, if there is one, and claim the run. Collective."""
     config, world = assembly.config, assembly.world
-    contract = contract_of(config, assembly.source, assembly.made, world)
+    averages = assembly.engine.averages
+    made = {**assembly.made, "ema.decay": "none" if averages is None else averages.decay}
+    contract = contract_of(config, assembly.source, made, world)
     agree_on(contract, world)
     rule = config.checkpoint
     place = storage_at(rule.directory or str(directory.checkpoints))

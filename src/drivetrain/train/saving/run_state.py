@@ -7,10 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from drivetrain.checkpoint.frozen import FrozenBase
 from drivetrain.checkpoint.gathered import GatheredState
 from drivetrain.checkpoint.state import TrainingState, Value
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.stream import StreamFeed
+from drivetrain.parallel.model import own_name
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.optimizer_groups import IMPLEMENTATION
@@ -43,6 +46,7 @@ class RunState:
         self._began_s = time.perf_counter()
         self.earlier_s = 0.0
         """Spent by earlier attempts, up to what was saved; the same on every rank."""
+        self._base = _frozen_base(assembly)
         self._settings = [
             {key: value for key, value in group.items() if key != "params"}
             for group in assembly.engine.optimizer.param_groups
@@ -58,6 +62,8 @@ class RunState:
             **engine.scalers(),
         }
         own = {**self._stateful, **engine.spread.private_state(engine.optimizer)}
+        if engine.averages is not None:
+            common["ema"] = engine.averages
         if isinstance(feed, StreamFeed):
             own["stream"] = Value(
                 lambda: feed.own_state, lambda state: setattr(feed, "own_state", state)
@@ -67,7 +73,13 @@ class RunState:
         parts = (model, optimizer, world.rank, common, own, world.is_first_copy, world.accelerator)
         if spread.engine_step is not None:
             return GatheredState(*parts, keeper=spread.engine_step)
-        return TrainingState(*parts)
+        averages = {} if engine.averages is None else engine.averages.tensors
+        return TrainingState(*parts, self._base, averages)
+
+    def left_out(self) -> set[str]:
+        """Names of weights that no checkpoint of this run has. A collective call."""
+        names = set() if self._base is None else self._base.unchanged()
+        return {name.removeprefix("model.") for name in names}
 
     def take_own_settings(self, keys: Collection[str] | None = None) -> None:
         """Let the optimizer's groups be as they were made, not as they were saved."""
@@ -141,3 +153,20 @@ class RunState:
             return None
         position = plan.position(step)
         return position.epoch * plan.length + position.samples
+
+
+def _frozen_base(assembly: Assembly) -> FrozenBase | None:
+    """Where only what is trained is saved."""
+    if assembly.config.checkpoint.contents != "trained":
+        return None
+    spread = assembly.engine.spread
+    if spread.engine_step is not None:
+        strategy = assembly.config.parallel.strategy
+        rule = f"{strategy} keeps the weights to itself, and it is not seen whether they change"
+        remedy = "use everything, or another parallel.strategy"
+        raise ConfigError([Problem("checkpoint.contents", rule, remedy, "trained")])
+    parameters = spread.inner.named_parameters()
+    frozen = {f"model.{own_name(name)}" for name, p in parameters if not p.requires_grad}
+    tensors = TrainingState(spread.inner, None).model_tensors()
+    held = {name: tensor for name, tensor in tensors.items() if name in frozen}
+    return FrozenBase(held, assembly.world.sum_floats)

@@ -250,6 +250,10 @@ class Saver:
         best = self._run.best() if self._evaluated_at == step else None
         return best is not None and best.step == step
 
+    def left_out(self) -> set[str]:
+        """Weights that are not saved, by name: the script makes them. A collective call."""
+        return self._run.left_out()
+
     @property
     def storage(self) -> Storage:
         """Where the checkpoints are."""

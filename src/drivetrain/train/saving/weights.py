@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from drivetrain.train.assemble import Assembly
 from drivetrain.train.saving.saver import Saver
 
 
-def write_weights(assembly: Assembly, path: Path) -> None:
+def write_weights(assembly: Assembly, path: Path, left_out: Collection[str] = ()) -> None:
     """All ranks gather; rank 0 writes beside the file and renames, so nobody reads half of it."""
-    weights = assembly.engine.spread.full_state()
+    weights = assembly.engine.spread.full_state(
+        lambda name: name not in left_out, keep=assembly.world.is_main
+    )
     problem = _write(weights, path) if assembly.world.is_main else ""
     if problem := assembly.world.agree(problem):
         raise NotSaved(

@@ -1,0 +1,97 @@
+"""Batch norm with statistics over the micro-batches of all data-parallel ranks, on any device.
+
+torch's SyncBatchNorm needs CUDA, and counts what a rank without samples of its own runs through the
+model to keep step with the others. This one is plain operations and sums that gradients flow
+through: where each rank has one micro-batch a step, the numbers are those of one process that takes
+the whole batch at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.modules.batchnorm import _BatchNorm
+
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@dataclass
+class Sharers:
+    """The ranks that statistics are taken over, and whether this one has samples in this turn."""
+
+    group: dist.ProcessGroup | None
+    counts: bool = True
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Over the ranks; gradients are summed on their way back."""
+        total: torch.Tensor = all_reduce(values, group=self.group or dist.group.WORLD)
+        return total
+
+
+class SharedBatchNorm(_BatchNorm):
+    """What `share_statistics` makes of a batch norm; names, weights and buffers stay."""
+
+    sharers: Sharers
+
+    def _check_input_dim(self, x: torch.Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {x.dim()}")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """In training over all ranks; else as torch does it."""
+        if not (self.training or self.running_mean is None):
+            return super().forward(x)
+        self._check_input_dim(x)
+        with torch.autocast(x.device.type, enabled=False):
+            wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+            return self._normalized(wide).to(x.dtype)
+
+    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
+        dims = [0, *range(2, x.dim())]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        share = float(self.sharers.counts)  # a rank without samples takes part, and adds nothing
+        own = x.new_full((1,), x.numel() / x.shape[1] * share)
+        sums = self.sharers.sum(torch.cat([x.sum(dims) * share, own]))
+        count = sums[-1].detach().clamp(min=1.0)
+        mean = sums[:-1] / count
+        apart = x - mean.view(shape)
+        # not the mean square less the squared mean, which cancels
+        variance = self.sharers.sum(apart.square().sum(dims) * share) / count
+        self._follow(mean.detach(), variance.detach(), count)
+        result = apart * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            result = result * self.weight.view(shape) + self.bias.view(shape)
+        return result
+
+    @torch.no_grad()
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        """Running statistics, as torch keeps them: with the unbiased variance."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        share: torch.Tensor | float = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                share = 1.0 / self.num_batches_tracked.to(mean.dtype)
+        unbiased = variance * (count / (count - 1.0).clamp(min=1.0))
+        for kept, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            kept.copy_(kept + (new - kept) * share)
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Those that train, by name."""
+    named = model.named_modules()
+    return {n: m for n, m in named if type(m) in KINDS and m.training}
+
+
+def share_statistics(model: nn.Module, group: dist.ProcessGroup | None) -> Sharers:
+    """Let every batch norm go by all ranks of the group; the modules stay the same objects."""
+    sharers = Sharers(group)
+    for module in batch_norms(model).values():
+        module.__class__ = SharedBatchNorm
+        module.sharers = sharers  # type: ignore[assignment]
+    return sharers
