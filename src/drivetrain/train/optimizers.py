@@ -11,7 +11,9 @@ from torch import nn
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.blocks import repeated_blocks
+from drivetrain.parallel.several_models import ModelsByName
 from drivetrain.train.muon import Muon
+from drivetrain.train.several_optimizers import OptimizersByName, as_one
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 
@@ -26,7 +28,14 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def from_config(model: nn.Module, optimization: Optimization) -> Optimizers:
-    """AdamW, SGD, or Muon for the matrices of the blocks and AdamW for all else."""
+    """AdamW, SGD, or Muon for the matrices of the blocks and AdamW for all else.
+
+    Of several models each has one of its own.
+    """
+    if isinstance(model, ModelsByName):
+        return OptimizersByName(
+            {name: as_one(from_config(each, optimization)) for name, each in model.items()}
+        )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if optimization.optimizer == "adamw":
         return _adamw(trained, optimization)

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
@@ -31,7 +30,6 @@ from drivetrain.train.assemble import Assembly, Prebuilt
 from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.keep_loop import KeptLoop
 from drivetrain.train.loop import Loop
-from drivetrain.train.optimizers import from_config
 from drivetrain.train.own_schedule import (
     LRSchedule,
     ScheduleFactory,
@@ -40,7 +38,7 @@ from drivetrain.train.own_schedule import (
 )
 from drivetrain.train.refusals import check_loss, check_model
 from drivetrain.train.several_engine import SeveralEngines
-from drivetrain.train.several_optimizers import OptimizersByName, as_one
+from drivetrain.train.several_optimizers import OptimizersByName
 from drivetrain.train.task import Loss, LossAndParts, Task, split
 
 Models = Mapping[str, nn.Module | Callable[[], nn.Module]]
@@ -54,9 +52,9 @@ def task_of_several(models: Models, optimizers: Any, schedulers: Any, loss: Any)
     if len(are_made) > 1:
         raise TypeError("models are all made already, or all functions that make them")
     if are_made == {True}:
-        task = Task(model=Prebuilt(_made(models)), loss=loss, optimizer=_AdamWForEach())
+        task = Task(model=Prebuilt(_made(models)), loss=loss)
     else:
-        task = Task(model=lambda: _made(models), loss=loss, optimizer=_AdamWForEach())
+        task = Task(model=lambda: _made(models), loss=loss)
     if optimizers is not None:
         _check_names("optimizer", optimizers, models)
         if not isinstance(task.model, Prebuilt):
@@ -114,15 +112,6 @@ class _GivenForEach:
 
     def __call__(self, model: ModelsByName) -> OptimizersByName:
         return OptimizersByName({name: given(model[name]) for name, given in self._given.items()})
-
-
-class _AdamWForEach:
-    """The config's."""
-
-    def __call__(self, model: ModelsByName, optimization: Optimization) -> OptimizersByName:
-        return OptimizersByName(
-            {name: as_one(from_config(each, optimization)) for name, each in model.items()}
-        )
 
 
 class SeveralLoop(KeptLoop):
