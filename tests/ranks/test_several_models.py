@@ -12,6 +12,7 @@ from torch import nn
 import drivetrain
 from drivetrain.testing import run_ranks
 from drivetrain.train.keep_loop import KeptLoop
+from drivetrain.train.several_optimizers import members
 from tests.ranks import gan
 
 
@@ -188,7 +189,9 @@ def test_frozen_parts_keep_their_mode_and_a_model_that_comes_in_eval_is_trained(
     norm = nn.BatchNorm1d(2).eval().requires_grad_(False)
     critic = nn.Sequential(norm, nn.Linear(2, 1))
     models = {"G": gan.Net(2, 1).eval(), "D": critic}
-    loop = drivetrain.prepare(models, None, gan.points(), gan.settings(str(tmp_path), "ddp"))
+    chosen = gan.settings(str(tmp_path), "ddp", optimization={"optimizer": "sgd"})
+    loop = drivetrain.prepare(models, None, gan.points(), chosen)
+    assert all(isinstance(each, torch.optim.SGD) for each in members(loop.optimizer))
     for step in loop.steps():
         assert models["G"].training
         for (real,) in step:

@@ -33,6 +33,10 @@ def from_config(model: nn.Module, optimization: Optimization) -> Optimizers:
     Of several models each has one of its own.
     """
     if isinstance(model, ModelsByName):
+        if optimization.optimizer == "muon":
+            rule = "comes with AdamW, and each of several models has one optimizer"
+            remedy = "use adamw or sgd, or pass optimizers by name"
+            raise ConfigError([Problem("optimization.optimizer", rule, remedy, "muon")])
         return OptimizersByName(
             {name: as_one(from_config(each, optimization)) for name, each in model.items()}
         )
