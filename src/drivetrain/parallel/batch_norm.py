@@ -9,11 +9,11 @@ the whole batch at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -28,8 +28,23 @@ class Sharers:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Over the ranks; gradients are summed on their way back."""
-        total: torch.Tensor = all_reduce(values, group=self.group or dist.group.WORLD)
+        total: torch.Tensor = _Sum.apply(values, self.group)  # type: ignore[no-untyped-call]
         return total
+
+
+class _Sum(torch.autograd.Function):
+    """Every rank's loss depends on the sum: what comes back is summed, too, at any order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+        ctx.group = group
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _Sum.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]
 
 
 class SharedBatchNorm(_BatchNorm):

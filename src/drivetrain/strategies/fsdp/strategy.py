@@ -186,7 +186,6 @@ class FSDPModel(ParallelModel):
         self.loss_multiplier = float(mesh.size())  # FSDP2 divides by the number of ranks
         self.reduces_every_micro_batch = reduces_every_micro_batch
         self._root: FSDPModule = model
-        self._mesh = mesh
         self._is_last = True
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
@@ -252,9 +251,7 @@ class FSDPOfSeveral(FSDPModel):
         self._root.set_requires_gradient_sync(True)
         reduce_now(self.inner)
         self._root.set_requires_gradient_sync(False)
-        for module in self.inner.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self.weights_change()
 
 
 def sync_gradients(module: FSDPModule, *, is_last: bool, every: bool, recurse: bool = True) -> None:
