@@ -91,6 +91,8 @@ class Checkpointer:
         strategy: str,
         contract: Contract | None = None,
     ) -> None:
+        self.from_first_rank: tuple[str, ...] = ()
+        """What every rank has of rank 0's, since the run was saved by ranks in another layout."""
         self.place = place
         self.attempt = 0
         self.changes: list[Change] = []
@@ -280,7 +282,7 @@ class Checkpointer:
         """Load one checkpoint at whatever layout this is. A collective call."""
         manifest, reader = self._together(lambda: self._open(folder))
         # before anything is overwritten, or made for it: targets bring optimizer state into being
-        own = self._together(lambda: self._own(manifest, reader))
+        own = self._together(lambda: self._own(state, manifest, reader))
         stored = set(reader.read_metadata().state_dict_metadata)
         frozen = manifest.values.get("frozen", {})
         if self._world.layout.pp == 1:  # a stage has its own weights only; the contract knows all
@@ -316,11 +318,14 @@ class Checkpointer:
         reader.read_metadata()
         return manifest, reader
 
-    def _own(self, manifest: Manifest, reader: ShardReader) -> dict[str, Any] | None:
-        """What this rank alone had; None when ranks were arranged otherwise."""
-        if manifest.layout != asdict(self._world.layout):
-            return None
-        return unpack(reader.tensor(MetadataIndex(own_name(self._world.rank), (0,))))
+    def _own(self, state: TrainingState, manifest: Manifest, reader: ShardReader) -> dict[str, Any]:
+        """What this rank alone had; of ranks that were arranged otherwise, rank 0's, for users."""
+        is_same = manifest.layout == asdict(self._world.layout)
+        rank = self._world.rank if is_same else 0
+        own = unpack(reader.tensor(MetadataIndex(own_name(rank), (0,))))
+        taken = own if is_same else {name: own[name] for name in own if name in state.users}
+        self.from_first_rank = () if is_same else tuple(sorted(taken))
+        return taken
 
     def _together(self, read: Callable[[], Result]) -> Result:
         """Damage that one rank meets is damage for all of them."""

@@ -30,7 +30,7 @@ class GatheredState(TrainingState):
         self._targets = {**self.model_tensors(), **tensors}
         return dict(self._targets)
 
-    def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
+    def restore(self, values: Values, own: Mapping[str, Any]) -> None:
         """Everything, tensors included."""
         optimizer = values.get("optimizer", {"values": {}})
         plain_state = optimizer["values"]

@@ -46,6 +46,8 @@ class TrainingState:
     """Whose random stream is part of it."""
     base: FrozenBase | None = None
     """What need not be saved, where only what is trained is."""
+    users: frozenset[str] = frozenset()
+    """Of `own`, what the user handed over: on another layout every rank gets rank 0's."""
     averages: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Kept beside the weights and as they are, by their own names (`ema.<parameter>`)."""
 
@@ -91,8 +93,8 @@ class TrainingState:
         state, _ = self._optimizer_state()
         return {**weights, **state, **self.averages}
 
-    def restore(self, values: Values, own: Mapping[str, Any] | None) -> None:
-        """Put back what is not a tensor. `own` is None at a number of ranks it was not made for.
+    def restore(self, values: Values, own: Mapping[str, Any]) -> None:
+        """Put back what is not a tensor; of `own`, what there is.
 
         Without values of an optimizer, the one there is begins anew.
         """
@@ -106,15 +108,15 @@ class TrainingState:
         for name, thing in self.common.items():
             if name in values["common"]:
                 thing.load_state_dict(values["common"][name])
-        if own is not None:
+        if "random" in own:
             _restore_random(own["random"], self.accelerator)
-            for name, thing in self.own.items():
-                if name in own:
-                    try:
-                        thing.load_state_dict(own[name])
-                    except Exception as error:
-                        blame(error, f"load_state_dict of {name} (stateful)")
-                        raise
+        for name, thing in self.own.items():
+            if name in own:
+                try:
+                    thing.load_state_dict(own[name])
+                except Exception as error:
+                    blame(error, f"load_state_dict of {name} (stateful)")
+                    raise
 
     def forget(self, names: list[str]) -> None:
         """Drop optimizer state that the checkpoint does not have: it had not come into being."""

@@ -71,10 +71,11 @@ class RunState:
         spread = engine.spread
         model, optimizer = spread.inner, engine.optimizer
         parts = (model, optimizer, world.rank, common, own, world.is_first_copy, world.accelerator)
+        users = frozenset(self._stateful)
         if spread.engine_step is not None:
-            return GatheredState(*parts, keeper=spread.engine_step)
+            return GatheredState(*parts, users=users, keeper=spread.engine_step)
         averages = {} if engine.averages is None else engine.averages.tensors
-        return TrainingState(*parts, self._base, averages)
+        return TrainingState(*parts, self._base, users, averages)
 
     def left_out(self) -> set[str]:
         """Names of weights that no checkpoint of this run has. A collective call."""

@@ -83,6 +83,8 @@ class Saver:
             self._say(f"resumed: after step {step}, from {start.manifest.folder}")
             for change in self._checkpointer.changes:
                 self._say(f"changed since: {change}")
+            if names := self._checkpointer.from_first_rank:
+                self._say(f"saved on another layout: every rank has rank 0's {', '.join(names)}")
             if not self._run.keeps_objects:
                 refuse_unsaved_scheduler(self._engine.learning_rate)
         elif start.note:

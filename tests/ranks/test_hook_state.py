@@ -1,0 +1,46 @@
+"""What a hook has saved is there again, on another number of ranks too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from drivetrain.record.session import RUN_DIR
+from drivetrain.testing import run_ranks
+from drivetrain.train.hooks import Hook
+from drivetrain.train.trainer import Trainer
+from tests.accelerator.small_runs import batch_norm_task, samples, settings
+
+
+class Counting(Hook):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+def train(folder: str, steps: int) -> int:
+    os.environ[RUN_DIR] = folder
+    counting = Counting()
+    more = {"record": {"progress": "plain", "sinks": []}}
+    Trainer(batch_norm_task(), settings(steps, **more), [counting]).fit(samples())
+    return counting.steps
+
+
+@pytest.mark.timeout(200)
+def test_a_hook_counts_on_when_the_ranks_change(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    assert run_ranks(train, 2, 90, args=(folder, 4)) == [4, 4]
+    assert run_ranks(train, 1, 90, args=(folder, 8)) == [8]
+    assert "saved on another layout: every rank has rank 0's" in capfd.readouterr().out
