@@ -31,7 +31,7 @@ print(json.dumps(outcome[0]))
 
 def outcome_of(run_dir: Path, *words: str) -> Any:
     run_dir.mkdir(exist_ok=True)
-    config = {"words": words, "working_dir": str(run_dir.parent), "run_dir": str(run_dir)}
+    config = {"argv": words, "working_dir": str(run_dir.parent), "run_dir": str(run_dir)}
     done = subprocess.run(
         [sys.executable, "-c", IN_A_THREAD, json.dumps(config)],
         capture_output=True,
