@@ -77,7 +77,8 @@ def train(
         "optimization": {"learning_rate": 0.05},
         "evaluation": {"every_steps": 2},
         "record": {"progress": "none", "sinks": []},
-        "checkpoint": {"every_steps": 3, "keep_last": 9},  # not where evaluations are
+        # not where evaluations are
+        "checkpoint": {"every_steps": 3, "keep_last": 9, "asynchronous": False},
     }
     ema, by_hand = EMA(decay=DECAY, evaluate=evaluate), _ByHand(stops)
     trainer = Trainer(Task(model, loss), config, hooks=[ema, by_hand])

@@ -71,7 +71,7 @@ def train_kept_loop(output_dir: str) -> str:
                 loop.backward(F.cross_entropy(loop.model(x), y))
             loop.step()
             if number + 1 == FLIPPED_AFTER and not loop.is_main:
-                flip_lowest_bit(dict(loop.model.named_parameters())[f"module.{PARAMETER}"])
+                flip_lowest_bit(dict(loop.model.named_parameters())[PARAMETER])
     except ReplicaDrift as drift:
         return str(drift)
     return ""

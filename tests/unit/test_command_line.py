@@ -17,6 +17,8 @@ DEFAULTS = {"global_batch_size": 16, "max_steps": 5}
 
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> ResolvedConfig:
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    # a worker of pytest-xdist has none
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
     return load_config(defaults=DEFAULTS)
 
 
@@ -27,7 +29,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 
 def test_pytests_own_words_are_not_read() -> None:
-    assert Path(sys.argv[0]).name in ("pytest", "__main__.py")  # this test's own program
+    # this test's own program; -c is a worker of pytest-xdist
+    assert Path(sys.argv[0]).name in ("pytest", "__main__.py", "-c")
     assert load_config(defaults=DEFAULTS).config.max_steps == 5
 
 
@@ -50,7 +53,7 @@ def test_a_program_that_runs_others_code_keeps_its_words(
 
 def test_a_kernel_that_nobody_has_heard_of_has_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/opt/kernel", "notebook.json"])
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert load_config(defaults=DEFAULTS).config.max_steps == 5
 
 
@@ -106,7 +109,7 @@ def test_ranks_cannot_import_what_a_notebook_holds(monkeypatch: pytest.MonkeyPat
     def body() -> None: ...
 
     monkeypatch.setattr(body, "__module__", "__main__")
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(EnvironmentProblem, match="body: was defined in a notebook"):
         run_ranks(body, 2)
 

@@ -51,7 +51,7 @@ from drivetrain.train.local_engine import engine_for
 from drivetrain.train.muon import on_shards
 from drivetrain.train.optimizers import from_config
 from drivetrain.train.own_schedule import SchedulesByName, own_rate
-from drivetrain.train.refusals import check_model, check_optimizer
+from drivetrain.train.refusals import check_model, check_optimizer, checked
 from drivetrain.train.schedule import CurveRate, LearningRate, RateCurve, batch_size_factor
 from drivetrain.train.several_engine import SeveralRates
 from drivetrain.train.several_optimizers import OptimizersByName, kind_of, members
@@ -409,8 +409,8 @@ def _new_model(
     is_run_first = layout.pp > 1 and pipeline.balance == "time"
     comes_later = config.model.initialization == "keyed" or config.model.pretrained is not None
     if is_rehearsed or is_run_first or not (is_cut or comes_later):
-        return whole_model(task.model, world, config)
-    return later_model(task.model, world, config)
+        return whole_model(checked(task.model), world, config)
+    return later_model(checked(task.model), world, config)
 
 
 def _settled_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,11 +72,22 @@ def check_kept(kept: Mapping[str, Any], task: Task) -> None:
         raise ConfigError([Problem("summarize", rule, remedy, has_value=False)])
 
 
+def checked(make: Callable[[], Any]) -> Callable[[], nn.Module]:
+    """The function that makes the model, which has to be one."""
+
+    def made() -> nn.Module:
+        model = make()
+        if not isinstance(model, nn.Module):
+            rule = "is no torch.nn.Module"
+            remedy = "return the model from the function that makes it"
+            raise _refusal("model", rule, remedy, _kind(model))
+        return model
+
+    return made
+
+
 def check_model(model: nn.Module, num_ranks: int) -> None:
     """What no engine here can train."""
-    if not isinstance(model, nn.Module):
-        rule, remedy = "is no torch.nn.Module", "return the model from the function that makes it"
-        raise _refusal("model", rule, remedy, _kind(model))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         rule, remedy = "has no weights that are trained", "leave requires_grad at True for some"
         raise _refusal("model", rule, remedy, type(model).__name__)

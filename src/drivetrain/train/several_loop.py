@@ -36,7 +36,7 @@ from drivetrain.train.own_schedule import (
     SchedulesByName,
     as_factory,
 )
-from drivetrain.train.refusals import check_loss, check_model
+from drivetrain.train.refusals import check_loss, check_model, checked
 from drivetrain.train.several_engine import SeveralEngines
 from drivetrain.train.several_optimizers import OptimizersByName
 from drivetrain.train.task import Loss, LossAndParts, Task, split
@@ -69,7 +69,8 @@ def task_of_several(models: Models, optimizers: Any, schedulers: Any, loss: Any)
 
 
 def _made(models: Models) -> ModelsByName:
-    found = ModelsByName({n: m if isinstance(m, nn.Module) else m() for n, m in models.items()})
+    made = {n: m if isinstance(m, nn.Module) else checked(m)() for n, m in models.items()}
+    found = ModelsByName(made)
     owners: dict[int, str] = {}
     for name, model in found.items():
         check_model(model, 1)
