@@ -28,7 +28,13 @@ def place(
     """Fill a model, which tp, pp and fsdp may have cut. `shards_on`: where its parameters go."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    model.to_empty(device=shards_on)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        # what a module moves by itself and is no weight (a torchmetrics' sums) has its values
+        is_empty = tensor.device.type == "meta"
+        return torch.empty_like(tensor, device=shards_on) if is_empty else tensor.to(device)
+
+    model._apply(moved)  # noqa: SLF001 - what to_empty() calls, which would empty everything
     _tie(model, parameters)
     with torch.no_grad(), weights.opened() as part:
         for name, parameter in model.named_parameters():
