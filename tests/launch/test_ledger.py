@@ -12,9 +12,8 @@ LOST = {"killed": ("recovery", "redone"), "preempted": ("preempted", "checkpoint
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [k if n == 0 else pytest.param(k, marks=pytest.mark.long) for n, k in enumerate(LOST)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", LOST)
 def test_the_classes_of_a_broken_run_add_up_to_the_wall_clock(tmp_path: Path, kind: str) -> None:
     row = check(KINDS.index(kind), tmp_path, max_steps=120)
     assert row.kind == kind

@@ -39,10 +39,8 @@ def test_a_handful_is_found(reference: Seen, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    [n if n == "ddp:2" else pytest.param(n, marks=pytest.mark.long) for n in HEALTHY_LAYOUTS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("layout", HEALTHY_LAYOUTS)
 def test_every_mutant_is_found_and_no_healthy_layout_alarms(
     reference: Seen, tmp_path: Path, layout: str
 ) -> None:

@@ -167,6 +167,7 @@ FSDP = {"strategy": "fsdp"}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

@@ -46,6 +46,7 @@ def evaluate_untrained(output_dir: str) -> list[EvaluationResult]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_metrics_equal_the_single_process_exactly(tmp_path: Path) -> None:
     (alone, *others) = evaluate_untrained(str(tmp_path))
     assert alone.num_samples == NUM_VAL

@@ -68,7 +68,8 @@ BITWISE: dict[str, Any] = {"reproducibility": "bitwise"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "changes"), [(1, DDP), pytest.param(3, DDP, marks=pytest.mark.long), (2, FSDP)]
+    ("ranks", "changes"),
+    [*(pytest.param(n, DDP, marks=pytest.mark.long) for n in (1, 3)), (2, FSDP)],
 )
 def test_same_layout_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: int, changes: dict[str, Any]

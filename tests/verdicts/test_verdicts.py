@@ -52,6 +52,7 @@ def test_the_verdict_names_what_was_planted(name: str, stage: Stage, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sample_that_is_not_finite_is_named(stage: Stage, tmp_path: Path) -> None:
     plant = Plant.draw("nan_input", seed=1)
     outcome = run_planted(plant, tmp_path / "planted", stage)
