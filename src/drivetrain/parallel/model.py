@@ -31,6 +31,15 @@ def own_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def tensors_by_names(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """Each tensor that is saved with a model, under all of its names: tied weights have several."""
+    tied: dict[int, tuple[list[str], torch.Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):
+            tied.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(tied.values())
+
+
 class EngineStep(Protocol):
     """An engine that keeps the gradients to itself: it corrects, clips and steps in one call."""
 

@@ -112,13 +112,14 @@ def assemble(
 ) -> Assembly:
     """Join the world, unless it is given; spread the model, and line up the data."""
     mark_training()
-    share_console(resolved.config.record.log_ranks, detect().rank, detect().world_size)
+    identity = detect()
+    share_console(resolved.config.record.log_ranks, identity.rank, identity.world_size)
     if os.environ.get("DRIVETRAIN_LIVE"):
         resolved = resolved.choose("fault_tolerance", "live", "drivetrain train --live")
     is_live = resolved.config.fault_tolerance == "live"
     is_own_world = world is None
     if world is None:
-        world = live_world(detect()) if is_live else join_world(detect(), resolved.config.parallel)
+        world = live_world(identity) if is_live else join_world(identity, resolved.config.parallel)
     num_ranks = world.identity.world_size if is_live else world.layout.dp
     resolved = _choose(resolved, num_ranks, source)
     config = resolved.config
@@ -253,13 +254,11 @@ def _check_optimizer_keys(task: Task, resolved: ResolvedConfig) -> None:
     """A task with an optimizer of its own does not ask the config for one."""
     if task.optimizer is from_config:
         return
-    names = [f"optimization.{name}" for name in ("optimizer", "momentum", "muon_dtype")]
-    rule = "the task has an optimizer of its own"
+    said, rule = resolved.config.optimization, "the task has an optimizer of its own"
     problems = [
-        Problem(name, rule, "leave one of them out", getattr(resolved.config.optimization, key))
-        for name in names
-        if resolved.source(name).kind != "default"
-        for key in [name.rpartition(".")[2]]
+        Problem(f"optimization.{key}", rule, "leave one of them out", getattr(said, key))
+        for key in ("optimizer", "momentum", "muon_dtype")
+        if resolved.source(f"optimization.{key}").kind != "default"
     ]
     if problems:
         raise ConfigError(problems)

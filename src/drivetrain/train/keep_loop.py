@@ -82,9 +82,9 @@ def prepare(
     """
     from drivetrain.train.several_loop import SeveralLoop, task_of_several  # stands on this loop
 
-    is_several = isinstance(model, Mapping)
+    loop: type[KeptLoop] = KeptLoop
     if isinstance(model, Mapping):
-        task = task_of_several(model, optimizer, scheduler, _not_asked)
+        loop, task = SeveralLoop, task_of_several(model, optimizer, scheduler, _not_asked)
     else:
         task = _task_of_one(model, optimizer, scheduler)
     task = replace(task, tokenizer=tokenizer)
@@ -101,7 +101,7 @@ def prepare(
         raise ConfigError([problem])
     if ema is not None:
         ema.attach(assembly)
-    return (SeveralLoop if is_several else KeptLoop)(assembly, stateful or {})
+    return loop(assembly, stateful or {})
 
 
 def _task_of_one(

@@ -8,8 +8,8 @@ rank its part back: a rank never holds more than one whole matrix, and no work i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr
+
+from drivetrain.parallel.parts import own_part
 
 Box = tuple[int, int, int, int]
 """Of a part of a matrix: first row, rows, first column, columns."""
@@ -42,27 +44,28 @@ class Muon(torch.optim.Muon):
                 loss = closure()
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for sharers, matrices in _rounds(trained):
+            for sharing, matrices in _rounds(trained):
                 directions = [self._direction(matrix, group) for matrix in matrices]
-                if sharers is not None:
-                    directions = sharers.orthogonalize(
+                if sharing is not None:
+                    directions = sharing.orthogonalize(
                         matrices, directions, self._iteration(group), self.dtype
                     )
                 else:
                     directions = [self._iteration(group)(direction) for direction in directions]
                 for matrix, direction in zip(matrices, directions, strict=True):
                     rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], matrix.shape)
-                    shard = _local(matrix)
+                    shard = own_part(matrix)
                     shard.mul_(1 - float(group["lr"]) * group["weight_decay"])
                     shard.add_(direction.to(shard.device), alpha=-float(rate))
         return loss
 
     def _direction(self, matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """Where momentum leads, of this rank's shard."""
+        assert matrix.grad is not None  # noqa: S101 - step() takes no others
         state = self.state[matrix]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
-        gradient, momentum = _local(matrix.grad), _local(state["momentum_buffer"])
+        gradient, momentum = own_part(matrix.grad), own_part(state["momentum_buffer"])
         momentum.lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
@@ -104,28 +107,24 @@ def on_shards(optimizer: torch.optim.Optimizer) -> None:
         vars(optimizer)["dtype"] = torch.bfloat16  # as torch's has it on whole matrices
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _rounds(
     parameters: Sequence[torch.Tensor],
-) -> Iterator[tuple[_Sharers | None, list[torch.Tensor]]]:
+) -> Iterator[tuple[_ShardGroup | None, list[torch.Tensor]]]:
     """Matrices that are handed out together, the largest first, so that a round's are alike."""
-    by_sharers: dict[_Sharers | None, list[torch.Tensor]] = {}
+    by_group: dict[_ShardGroup | None, list[torch.Tensor]] = {}
     for parameter in parameters:
-        by_sharers.setdefault(_sharers_of(parameter), []).append(parameter)
-    for sharers, matrices in by_sharers.items():
+        by_group.setdefault(_group_of(parameter), []).append(parameter)
+    for sharing, matrices in by_group.items():
         matrices.sort(key=lambda matrix: -matrix.numel())  # stable: every rank has this order
-        count = 1 if sharers is None else sharers.size
+        count = 1 if sharing is None else sharing.size
         for first in range(0, len(matrices), count):
-            yield sharers, matrices[first : first + count]
+            yield sharing, matrices[first : first + count]
 
 
-_SHARERS: dict[tuple[DeviceMesh, tuple[int, ...]], _Sharers] = {}
+_GROUPS: dict[tuple[DeviceMesh, tuple[int, ...]], _ShardGroup] = {}
 
 
-def _sharers_of(parameter: torch.Tensor) -> _Sharers | None:
+def _group_of(parameter: torch.Tensor) -> _ShardGroup | None:
     """None: this rank has all of it."""
     if not isinstance(parameter, DTensor):
         return None
@@ -134,12 +133,12 @@ def _sharers_of(parameter: torch.Tensor) -> _Sharers | None:
     axes = tuple(axis for axis, at in placed if not at.is_replicate() and mesh.size(axis) > 1)
     if not axes:
         return None
-    if (mesh, axes) not in _SHARERS:
-        _SHARERS[mesh, axes] = _Sharers(mesh, axes)
-    return _SHARERS[mesh, axes]
+    if (mesh, axes) not in _GROUPS:
+        _GROUPS[mesh, axes] = _ShardGroup(mesh, axes)
+    return _GROUPS[mesh, axes]
 
 
-class _Sharers:
+class _ShardGroup:
     """Ranks that have the parts of the same matrices."""
 
     def __init__(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> None:
@@ -194,33 +193,43 @@ class _Sharers:
         dist.all_to_all_single(taken, given, coming, sent, group=self._group)
         return list(taken.split(coming))[: len(sizes)]
 
-    def _boxes(self, matrix: torch.Tensor) -> list[Box]:
+    def _boxes(self, matrix: torch.Tensor) -> tuple[Box, ...]:
         """By rank, what it has of the matrix."""
         assert isinstance(matrix, DTensor)  # noqa: S101 - for mypy
-        mesh, shape = matrix.device_mesh, matrix.shape
-        sizes = [mesh.size(axis) for axis in self._axes]
-        found = [
-            _box(shape, matrix.placements, dict(zip(self._axes, at, strict=True)), mesh)
-            for at in product(*map(range, sizes))
-        ]
-        if found[self._rank][1::2] != tuple(matrix.to_local().shape):
-            raise RuntimeError(f"{matrix.placements} of {tuple(shape)} are not understood by Muon")
+        sizes = tuple((axis, matrix.device_mesh.size(axis)) for axis in self._axes)
+        found = _boxes(tuple(matrix.shape), matrix.placements, sizes)
+        if found[self._rank][1::2] != tuple(own_part(matrix).shape):
+            where = f"{matrix.placements} of {tuple(matrix.shape)}"
+            raise RuntimeError(f"{where} are not understood by Muon")
         return found
 
 
+@cache
+def _boxes(
+    shape: tuple[int, ...], placements: tuple[Any, ...], sizes: tuple[tuple[int, int], ...]
+) -> tuple[Box, ...]:
+    """Of each rank along mesh axes of these sizes, the last axis counting fastest."""
+    every = product(*(range(size) for _, size in sizes))
+    return tuple(_box(shape, placements, sizes, at) for at in every)
+
+
 def _box(
-    shape: Sequence[int], placements: Sequence[Any], at: Mapping[int, int], mesh: DeviceMesh
+    shape: tuple[int, ...],
+    placements: tuple[Any, ...],
+    sizes: tuple[tuple[int, int], ...],
+    at: tuple[int, ...],
 ) -> Box:
     """What the rank at these coordinates has: torch's chunks along one mesh axis after another."""
     box: list[int] = []
-    for dim, size in enumerate(shape):
-        axes = [axis for axis in at if placements[axis].dim == dim]
+    for dim, whole in enumerate(shape):
+        cuts = [(axis, size, i) for (axis, size), i in zip(sizes, at, strict=True)]
+        cuts = [cut for cut in cuts if placements[cut[0]].dim == dim]
         # what fsdp shards last stands first in the mesh: its placement is a strided one
-        axes.sort(key=lambda axis: not placements[axis].is_shard())
-        first, count = 0, size
-        for axis in axes:
-            chunk = -(-count // mesh.size(axis))
-            skipped = min(at[axis] * chunk, count)
+        cuts.sort(key=lambda cut: not placements[cut[0]].is_shard())
+        first, count = 0, whole
+        for _, size, index in cuts:
+            chunk = -(-count // size)
+            skipped = min(index * chunk, count)
             first, count = first + skipped, min(chunk, count - skipped)
         box += [first, count]
     return (box[0], box[1], box[2], box[3])

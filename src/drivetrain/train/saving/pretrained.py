@@ -24,7 +24,7 @@ from drivetrain.checkpoint.failures import reason
 from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.weight_files import INDEX, WeightFiles
 from drivetrain.core.errors import ConfigError, NotSaved, Problem
-from drivetrain.parallel.model import Wanted, own_name
+from drivetrain.parallel.model import Wanted, own_name, tensors_by_names
 from drivetrain.train.assemble import Assembly
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -177,11 +177,9 @@ def _refuse(model: nn.Module) -> None:
 def _second_names(model: nn.Module) -> set[str]:
     """Of tensors that have several, all but the one that is looked for."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    names: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        names.setdefault(id(tensor), []).append(own_name(name))
     skipped = set[str]()
-    for several in names.values():
+    for names, _ in tensors_by_names(model):
+        several = [own_name(name) for name in names]
         first = next((name for name in several if name not in tied), several[0])
         skipped |= set(several) - {first}
     return skipped

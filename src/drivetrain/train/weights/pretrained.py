@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from drivetrain.config.schema import Model
 from drivetrain.core.bounded import one_line
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.text import readable_bytes
+from drivetrain.parallel.model import tensors_by_names
 from drivetrain.parallel.world import World
 from drivetrain.train.weights.placing import Weights
 from drivetrain.train.weights.recording import Box, Part
@@ -86,9 +88,9 @@ def _open(address: str, world: World) -> Folder:
         remedy = "give a folder of safetensors (Hugging Face layout), a file, or a hub id"
         raise ConfigError([Problem(_KEY, said["problem"], remedy, address)])
     folder = Folder.from_json(said)
-    if _local(address) != address:  # every node has the hub's files in a place of its own
-        folder = Folder(_local(address), folder.tensors, folder.fingerprint)
-    return folder
+    local = _local(address)
+    # every node has the hub's files in a place of its own
+    return folder if local == address else replace(folder, address=local)
 
 
 def _local(address: str) -> str:
@@ -114,7 +116,7 @@ def match(
     used: set[str] = set()
     missing: list[str] = []
     other_shape: list[tuple[str, Any, Any]] = []
-    for names, tensor in _saved(model):
+    for names, tensor in tensors_by_names(model):
         here = [at for name in names for at in _spellings(model, name) if at in stored]
         used.update(here)
         shape = tuple(tensor.shape)
@@ -135,15 +137,6 @@ def match(
         [name for name in unexpected if not _is_allowed(name, allow)],
         [each for each in other_shape if not _is_allowed(each[0], allow)],
     )
-
-
-def _saved(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
-    """Each tensor that is saved with a model, under all of its names."""
-    tied: dict[int, tuple[list[str], torch.Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor):
-            tied.setdefault(id(tensor), ([], tensor))[0].append(name)
-    return list(tied.values())
 
 
 def _spellings(model: nn.Module, name: str) -> list[str]:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from drivetrain.checkpoint.storage import LocalStorage, Storage, storage_at
+from drivetrain.checkpoint.weight_files import INDEX
 from drivetrain.core.bounded import SMALL_BYTES, parse_json
 from drivetrain.core.text import readable_bytes
 from drivetrain.train.weights.recording import Box
 
-_INDEX = "model.safetensors.index.json"
 _ENDING = ".safetensors"
 _MOST_HEADER = 100 << 20
 """safetensors's own limit."""
@@ -115,12 +115,12 @@ def _files(address: str) -> tuple[list[str], Storage]:
     storage = storage_at(address)
     names = storage.names()
     found = [name for name in names if name.endswith(_ENDING)]
-    if _INDEX in names:
+    if INDEX in names:
         return _indexed(storage), storage
     if len(found) == 1:
         return found, storage
     if found:
-        raise NotReadable(f"{len(found)} safetensors files and no {_INDEX}, so none may be missing")
+        raise NotReadable(f"{len(found)} safetensors files and no {INDEX}, so none may be missing")
     if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
         raise NotReadable(
             "only pickled weights, which can run code when they are read; save them as "
@@ -131,15 +131,15 @@ def _files(address: str) -> tuple[list[str], Storage]:
 
 def _indexed(storage: Storage) -> list[str]:
     try:
-        said = parse_json(storage.read(_INDEX, most=_MOST_INDEX))
+        said = parse_json(storage.read(INDEX, most=_MOST_INDEX))
         files = sorted(set(said["weight_map"].values()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NotReadable(f"{_INDEX} is no index of safetensors ({error})") from None
+        raise NotReadable(f"{INDEX} is no index of safetensors ({error})") from None
     for file in files:
         if not isinstance(file, str) or "/" in file or not file.endswith(_ENDING):
-            raise NotReadable(f"{_INDEX} names {file!r}, which is no file beside it")
+            raise NotReadable(f"{INDEX} names {file!r}, which is no file beside it")
     if len(files) > _MOST_FILES:
-        raise NotReadable(f"{_INDEX} names {len(files)} files, more than {_MOST_FILES}")
+        raise NotReadable(f"{INDEX} names {len(files)} files, more than {_MOST_FILES}")
     return files
 
 
