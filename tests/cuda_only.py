@@ -52,7 +52,7 @@ PLACES = (
         _NEVER,
     ),
     Place(
-        "train/bitwise_mode.py",
+        "train/numerics/bitwise_mode.py",
         ("settle_workspace(has_begun",),
         "cuBLAS's workspace, set before CUDA begins",
         "the function by tests, its call never",
@@ -93,7 +93,7 @@ RUN_EVERYWHERE = {
     "supervise/processes/forking.py": "asks every module that torch has",
     "supervise/processes/head_start.py": "a variable that is set on every machine",
     "compat/pytorch.py": "what is refused without CUDA",
-    "train/tf32.py": "torch's flags, which a build for CPUs has too",
+    "train/numerics/tf32.py": "torch's flags, which a build for CPUs has too",
 }
 """Files that name CUDA, and whose lines run without it."""
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from drivetrain.train.history import EvaluationResult, History, StepMetrics
     from drivetrain.train.hooks import Hook
     from drivetrain.train.keep_loop import KeptLoop, prepare
-    from drivetrain.train.muon import Muon
+    from drivetrain.train.optimization.muon import Muon
+    from drivetrain.train.optimization.own_schedule import LRSchedule
     from drivetrain.train.outputs import PerSample
-    from drivetrain.train.own_schedule import LRSchedule
     from drivetrain.train.task import Task, Total
     from drivetrain.train.trainer import Trainer
 
@@ -55,8 +55,8 @@ _HOMES = {
     "Hook": "drivetrain.train.hooks",
     "HorovodTrainer": "drivetrain.compat.horovod",
     "KeptLoop": "drivetrain.train.keep_loop",
-    "LRSchedule": "drivetrain.train.own_schedule",
-    "Muon": "drivetrain.train.muon",
+    "LRSchedule": "drivetrain.train.optimization.own_schedule",
+    "Muon": "drivetrain.train.optimization.muon",
     "NonFiniteLoss": "drivetrain.core.errors",
     "NotSaved": "drivetrain.core.errors",
     "PerSample": "drivetrain.train.outputs",

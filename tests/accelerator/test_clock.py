@@ -27,9 +27,9 @@ from drivetrain.record.step_file import HOST_TIMED, SECONDS
 from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.saving.rank_sync import RankSync
-from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
+from drivetrain.train.watch.step_timer import StepTimer
 from tests.accelerator.layouts import GROUPS
 from tests.accelerator.small_runs import run_in
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.config.schema import Optimization
-from drivetrain.train.optimizers import Optimizers, from_config
+from drivetrain.train.optimization.optimizers import Optimizers, from_config
 from drivetrain.train.task import Task, Total
 from tests.gpt_task import GPT, VOCABULARY
 

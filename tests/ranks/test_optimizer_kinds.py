@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from drivetrain.config.schema import Optimization
 from drivetrain.parallel.parts import own_part
 from drivetrain.testing import run_ranks
-from drivetrain.train.optimizer_groups import keep_kinds_apart
+from drivetrain.train.optimization.groups import keep_kinds_apart
 from drivetrain.train.trainer import Trainer
 from tests.ranks import matrix
 from tests.ranks.models import task_of

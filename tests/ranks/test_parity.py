@@ -11,7 +11,7 @@ import torch
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.rank_sample_ids import RankSampleIds
 from drivetrain.testing import run_ranks
-from drivetrain.train.schedule import RateCurve
+from drivetrain.train.optimization.schedule import RateCurve
 from drivetrain.train.trainer import Trainer
 from drivetrain.train.watch.meter import Meter
 from tests.gpt_task import GPT, Sentences, collate, gpt_task, token_loss

@@ -12,7 +12,7 @@ from torch import nn
 import drivetrain
 from drivetrain.testing import run_ranks
 from drivetrain.train.keep_loop import KeptLoop
-from drivetrain.train.several_optimizers import members
+from drivetrain.train.several.optimizers import members
 from tests.ranks import gan
 
 

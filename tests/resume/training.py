@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from drivetrain.record import session
 from drivetrain.record.session import ACCEPT_CHANGE, RUN_DIR
-from drivetrain.train.optimizers import from_config
+from drivetrain.train.optimization.optimizers import from_config
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 

@@ -12,7 +12,7 @@ from torch import nn
 from drivetrain import Muon
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError
-from drivetrain.train.optimizers import from_config
+from drivetrain.train.optimization.optimizers import from_config
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 from tests.gpt_task import GPT, Sentences, gpt_task

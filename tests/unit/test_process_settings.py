@@ -13,7 +13,7 @@ from drivetrain import ConfigError
 from drivetrain.config.load import resolve
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import EnvironmentProblem
-from drivetrain.train.bitwise_mode import process_settings, settle_workspace
+from drivetrain.train.numerics.bitwise_mode import process_settings, settle_workspace
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -95,7 +95,7 @@ def run(script: str) -> str:
 def test_a_script_that_uses_torchs_new_interface_gets_its_settings_back() -> None:
     script = """
 import torch
-from drivetrain.train.tf32 import tf32
+from drivetrain.train.numerics.tf32 import tf32
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 torch.backends.cudnn.conv.fp32_precision = "ieee"
 with tf32(False):
@@ -110,7 +110,7 @@ def test_a_setting_for_all_backends_that_says_otherwise_is_refused() -> None:
     script = """
 import torch
 from drivetrain.core.errors import EnvironmentProblem
-from drivetrain.train.tf32 import tf32
+from drivetrain.train.numerics.tf32 import tf32
 torch.backends.fp32_precision = "tf32"
 try:
     with tf32(False):

@@ -21,8 +21,8 @@ from drivetrain import ConfigError, Hook, LRSchedule, Task, Trainer, prepare
 from drivetrain.config.load import resolve
 from drivetrain.config.schema import Optimization
 from drivetrain.train.history import History
-from drivetrain.train.schedule import CurveRate, RateCurve
-from drivetrain.train.several_optimizers import as_one, kind_of
+from drivetrain.train.optimization.schedule import CurveRate, RateCurve
+from drivetrain.train.several.optimizers import as_one, kind_of
 from tests.ranks.resuming import Interrupted, go_on_in
 
 STEPS = 12

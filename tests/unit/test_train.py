@@ -45,7 +45,7 @@ from drivetrain.strategies.fsdp.strategy import FSDPStrategy
 from drivetrain.strategies.strategy import Profile
 from drivetrain.train.history import EvaluationResult, StepMetrics
 from drivetrain.train.keep_loop import prepare
-from drivetrain.train.schedule import CurveRate, RateCurve, batch_size_factor
+from drivetrain.train.optimization.schedule import CurveRate, RateCurve, batch_size_factor
 from drivetrain.train.watch.plan import PlanWatch
 from drivetrain.train.watch.profiling import Profiling
 from drivetrain.train.watch.requested import PLAN_VARIABLE

@@ -24,11 +24,11 @@ from drivetrain.cluster.environments import detect
 from drivetrain.compat.relaunch import local_ranks
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import accelerator_type, num_devices
-from drivetrain.train.assemble import Prebuilt
-from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook
+from drivetrain.train.optimization.given import GivenOptimizer
 from drivetrain.train.saving.weights import write_weights
+from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
 

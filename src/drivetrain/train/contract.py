@@ -20,8 +20,8 @@ from drivetrain.data.sampled_feed import SampledFeed
 from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World
 from drivetrain.record.session import ACCEPT_CHANGE
-from drivetrain.train.optimizers import from_config
-from drivetrain.train.several_optimizers import kind_of
+from drivetrain.train.optimization.optimizers import from_config
+from drivetrain.train.several.optimizers import kind_of
 from drivetrain.train.task import OptimizerFactory
 from drivetrain.train.weights.recording import sample
 

@@ -27,15 +27,15 @@ from drivetrain.parallel.loss_parallel import LossOverParts
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
 from drivetrain.train.averages import Averages
-from drivetrain.train.optimizer_groups import keep_kinds_apart
-from drivetrain.train.precision import found_inf, make_autocast, make_scaler
+from drivetrain.train.numerics.precision import found_inf, make_autocast, make_scaler
+from drivetrain.train.optimization.groups import keep_kinds_apart
+from drivetrain.train.optimization.schedule import LearningRate
 from drivetrain.train.refusals import check_loss, why_not_gathered
-from drivetrain.train.schedule import LearningRate
-from drivetrain.train.several_optimizers import members
-from drivetrain.train.step_timer import StepTimer
+from drivetrain.train.several.optimizers import members
 from drivetrain.train.task import Loss, LossAndParts, Total, split
 from drivetrain.train.watch.meter import Meter
 from drivetrain.train.watch.sentinel import Sentinel
+from drivetrain.train.watch.step_timer import StepTimer
 
 
 class Engine:

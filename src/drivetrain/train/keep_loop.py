@@ -31,27 +31,23 @@ from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
 from drivetrain.data.sources import source_from
 from drivetrain.record.session import Phase
-from drivetrain.train.assemble import (
-    Assembly,
-    Prebuilt,
-    assemble,
-    evaluation_feeds,
-    validation_sources,
-)
+from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.attempt import Attempt, evaluate_all, open_attempt
-from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.ema import EMA
 from drivetrain.train.evaluate import set_training
-from drivetrain.train.given_optimizer import GivenOptimizer
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.loop import Loop
+from drivetrain.train.numerics.bitwise_mode import process_settings
+from drivetrain.train.optimization.given import GivenOptimizer
+from drivetrain.train.optimization.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.own_records import OwnRecords
-from drivetrain.train.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.own_weights import OwnWeights
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
-from drivetrain.train.several_optimizers import as_one
+from drivetrain.train.setup.feeds import evaluation_feeds, validation_sources
+from drivetrain.train.setup.model import Prebuilt
+from drivetrain.train.several.optimizers import as_one
 from drivetrain.train.task import Loss, LossAndParts, MetricsFunction, Task, Total, split
 from drivetrain.train.watch.non_finite import has_whole_loss_on_host
 
@@ -80,7 +76,7 @@ def prepare(
     with the same names: `prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, …)`; then `backward`
     and `step` take a name. `tokenizer` is Task's, `ema` keeps a moving average of the weights.
     """
-    from drivetrain.train.several_loop import SeveralLoop, task_of_several  # stands on this loop
+    from drivetrain.train.several.loop import SeveralLoop, task_of_several  # stands on this loop
 
     loop: type[KeptLoop] = KeptLoop
     if isinstance(model, Mapping):
@@ -317,8 +313,8 @@ class KeptLoop(OwnRecords, OwnWeights):
 
         `metrics` and `summarize` are those of `Task`; several sets of data are a dict.
         """
-        sources = validation_sources(val, self.assembly.config)
-        feeds = evaluation_feeds(sources, self.assembly)
+        world, config = self.assembly.world, self.assembly.config
+        feeds = evaluation_feeds(validation_sources(val, config), world, config)
         task = replace(_TASK, metrics=metrics, summarize=summarize)
         self.assembly.page.note(Phase.EVALUATING)
         if self._attempt is None:

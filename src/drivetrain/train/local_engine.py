@@ -18,8 +18,8 @@ from drivetrain.parallel.several_models import SeveralModels
 from drivetrain.parallel.world import World
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
-from drivetrain.train.schedule import LearningRate
-from drivetrain.train.several_engine import SeveralEngines, SeveralRates, optimizers_of
+from drivetrain.train.optimization.schedule import LearningRate
+from drivetrain.train.several.engine import SeveralEngines, SeveralRates, optimizers_of
 from drivetrain.train.watch.meter import Meter
 
 

@@ -39,9 +39,9 @@ from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
 from drivetrain.train.saving.run_state import Position
 from drivetrain.train.saving.saver import Saver
-from drivetrain.train.step_timer import StepTimer
 from drivetrain.train.task import Task
 from drivetrain.train.watch.logged_steps import LoggedSteps
+from drivetrain.train.watch.step_timer import StepTimer
 
 Notify = Callable[..., None]
 

@@ -14,10 +14,10 @@ from torch import nn
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.train.adapter import Adapter
-from drivetrain.train.optimizers import from_config
+from drivetrain.train.optimization.optimizers import from_config
+from drivetrain.train.optimization.own_schedule import ScheduleFactory
 from drivetrain.train.outputs import PerSample
-from drivetrain.train.own_schedule import ScheduleFactory
-from drivetrain.train.several_optimizers import as_one
+from drivetrain.train.several.optimizers import as_one
 
 
 @dataclass(frozen=True)

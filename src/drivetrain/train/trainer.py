@@ -19,24 +19,19 @@ from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.sources import Source, source_from
 from drivetrain.record.rank_logging import share_console
-from drivetrain.train.assemble import (
-    Assembly,
-    assemble,
-    evaluation_feeds,
-    make_evaluation_feed,
-    validation_sources,
-)
+from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.attempt import Attempt, open_attempt
-from drivetrain.train.bitwise_mode import process_settings
 from drivetrain.train.evaluate import predict, set_training
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.hooks import Hook, HookCaller
 from drivetrain.train.loop import Loop
+from drivetrain.train.numerics.bitwise_mode import process_settings
+from drivetrain.train.optimization.own_schedule import refuse_unstepped
 from drivetrain.train.own_records import OwnRecords
-from drivetrain.train.own_schedule import refuse_unstepped
 from drivetrain.train.own_weights import OwnWeights
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.weights import write_best, write_weights
+from drivetrain.train.setup.feeds import evaluation_feed, evaluation_feeds, validation_sources
 from drivetrain.train.task import Task
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
 from drivetrain.train.watch.requested import requested_hooks
@@ -173,7 +168,8 @@ class Trainer(OwnRecords, OwnWeights):
         """Evaluate the trained model on other data; recorded with the run. On every rank."""
         attempt = self._fitted("evaluate")
         sources = validation_sources(val, self.config)
-        return attempt.evaluate_after(self.task, evaluation_feeds(sources, attempt.assembly))
+        feeds = evaluation_feeds(sources, attempt.assembly.world, attempt.assembly.config)
+        return attempt.evaluate_after(self.task, feeds)
 
     def predict(self, data: Any, function: Callable[[nn.Module, Any], Any]) -> Any:
         """What `function(model, batch)` says of every sample, in the data's order, on rank 0.
@@ -182,7 +178,8 @@ class Trainer(OwnRecords, OwnWeights):
         dict or tuple of those. Called on every rank; ranks other than 0 get None.
         """
         assembly = self._fitted("predict").assembly
-        feed = make_evaluation_feed(source_from(data, self.config.data), assembly, whole=True)
+        source = source_from(data, self.config.data)
+        feed = evaluation_feed(source, assembly.world, assembly.config, whole=True)
         with assembly.engine.autocast, assembly.engine.evaluated_weights():
             return predict(function, assembly.engine.spread, feed, assembly.world)
 
@@ -261,7 +258,7 @@ class Trainer(OwnRecords, OwnWeights):
     ) -> Callable[[int], None] | None:
         if not validation:
             return None
-        feeds = evaluation_feeds(validation, attempt.assembly)
+        feeds = evaluation_feeds(validation, attempt.assembly.world, attempt.assembly.config)
 
         def evaluate_now(step: int) -> None:
             notify("on_validation_start", step)

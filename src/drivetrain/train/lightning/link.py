@@ -18,14 +18,14 @@ from drivetrain.cluster.environments import detect
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.train.adapter import Adapter
-from drivetrain.train.assemble import Prebuilt
 from drivetrain.train.evaluate import evaluating
 from drivetrain.train.history import EvaluationResult
 from drivetrain.train.lightning.adopted import Step, adopt, loss_in
 from drivetrain.train.lightning.metrics import LoggedMetrics, MetricCalls, is_metric
 from drivetrain.train.lightning.optimizers import read_optimizers
 from drivetrain.train.lightning.refusals import check_module, overrides
-from drivetrain.train.own_schedule import LRSchedule
+from drivetrain.train.optimization.own_schedule import LRSchedule
+from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.task import Loss, LossAndParts, Task, Total
 from drivetrain.train.trainer import Trainer
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.train.own_schedule import LRSchedule
+from drivetrain.train.optimization.own_schedule import LRSchedule
 
 _SHAPES = 'return an optimizer, or {"optimizer": optimizer, "lr_scheduler": scheduler}'
 _KEYS = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}

@@ -16,8 +16,8 @@ from drivetrain.data.stream import StreamFeed
 from drivetrain.parallel.model import own_name
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult, History
-from drivetrain.train.optimizer_groups import IMPLEMENTATION
-from drivetrain.train.schedule import Occasion
+from drivetrain.train.optimization.groups import IMPLEMENTATION
+from drivetrain.train.optimization.schedule import Occasion
 
 
 @dataclass

@@ -20,12 +20,12 @@ from drivetrain.record.requests import StopRequest
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import EvaluationResult
+from drivetrain.train.optimization.schedule import refuse_unsaved_scheduler
 from drivetrain.train.saving.config_record import ConfigRecord
 from drivetrain.train.saving.origin import Start, note_score
 from drivetrain.train.saving.rank_sync import RankSync
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.timetable import Timetable
-from drivetrain.train.schedule import refuse_unsaved_scheduler
 
 _LAST_TRIES, _PAUSE_S = 3, 2.0
 Say = Callable[[str], None]

@@ -13,7 +13,7 @@ import torch
 
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import EnvironmentProblem, Problem
-from drivetrain.train.tf32 import tf32
+from drivetrain.train.numerics.tf32 import tf32
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC = (":4096:8", ":16:8")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.checkpoint.state import pack, unpack
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.train.schedule import LearningRate, Occasion
+from drivetrain.train.optimization.schedule import LearningRate, Occasion
 
 Every = Literal["step", "epoch", "evaluation", "never"]
 

@@ -20,8 +20,8 @@ from drivetrain.parallel.several_models import SeveralModels
 from drivetrain.parallel.world import World
 from drivetrain.train.engine import Engine
 from drivetrain.train.history import StepMetrics
-from drivetrain.train.schedule import LearningRate, Occasion
-from drivetrain.train.several_optimizers import OptimizersByName
+from drivetrain.train.optimization.schedule import LearningRate, Occasion
+from drivetrain.train.several.optimizers import OptimizersByName
 from drivetrain.train.task import Loss, LossAndParts
 from drivetrain.train.watch.meter import Meter
 

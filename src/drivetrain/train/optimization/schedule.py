@@ -15,7 +15,7 @@ import torch
 
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.train.several_optimizers import kind_of, members
+from drivetrain.train.several.optimizers import kind_of, members
 
 Occasion = Literal["step", "epoch", "evaluation"]
 _DECAYED_PART = 0.1

@@ -26,19 +26,20 @@ from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.feed import Turn
 from drivetrain.parallel.several_models import ModelsByName
-from drivetrain.train.assemble import Assembly, Prebuilt
-from drivetrain.train.given_optimizer import GivenOptimizer
+from drivetrain.train.assemble import Assembly
 from drivetrain.train.keep_loop import KeptLoop
 from drivetrain.train.loop import Loop
-from drivetrain.train.own_schedule import (
+from drivetrain.train.optimization.given import GivenOptimizer
+from drivetrain.train.optimization.own_schedule import (
     LRSchedule,
     ScheduleFactory,
     SchedulesByName,
     as_factory,
 )
 from drivetrain.train.refusals import check_loss, check_model, checked
-from drivetrain.train.several_engine import SeveralEngines
-from drivetrain.train.several_optimizers import OptimizersByName
+from drivetrain.train.setup.model import Prebuilt
+from drivetrain.train.several.engine import SeveralEngines
+from drivetrain.train.several.optimizers import OptimizersByName
 from drivetrain.train.task import Loss, LossAndParts, Task, split
 
 Models = Mapping[str, nn.Module | Callable[[], nn.Module]]

@@ -12,8 +12,8 @@ from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.several_models import ModelsByName
-from drivetrain.train.muon import Muon
-from drivetrain.train.several_optimizers import OptimizersByName, as_one
+from drivetrain.train.optimization.muon import Muon
+from drivetrain.train.several.optimizers import OptimizersByName, as_one
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 

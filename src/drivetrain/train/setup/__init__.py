@@ -1,0 +1,1 @@
+"""The parts of `assemble`: choices, data and model."""

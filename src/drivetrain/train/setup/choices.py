@@ -1,0 +1,109 @@
+"""What the user left open, chosen with its reason; and what cannot be said together."""
+
+from __future__ import annotations
+
+from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.data.batches import BatchPlan, solve_micro_batch
+from drivetrain.data.sources import Source
+from drivetrain.record.run_directory import micro_batch_so_far
+from drivetrain.record.session import earlier_directory
+from drivetrain.record.sinks import choose_sinks
+from drivetrain.train.optimization.optimizers import from_config
+from drivetrain.train.task import Task
+
+
+def fill_in(resolved: ResolvedConfig, num_ranks: int, source: Source) -> ResolvedConfig:
+    """Fill in what the user left open, each with its reason."""
+    if resolved.config.evaluation.batch_size is None:
+        micro = resolved.config.micro_batch_size
+        size = min(32, resolved.config.global_batch_size) if micro == "auto" else micro
+        why = "the same at any number of ranks" if micro == "auto" else "micro_batch_size"
+        resolved = resolved.choose("evaluation.batch_size", size, why)
+    if resolved.config.model.initialization == "auto":
+        reads = resolved.config.model.pretrained is not None
+        how = "keyed" if reads else "sequential"
+        why = "only what the files lack is drawn" if reads else "as plain torch under this seed"
+        resolved = resolved.choose("model.initialization", how, why)
+    if resolved.config.record.sinks == "auto":
+        resolved = resolved.choose("record.sinks", *choose_sinks())
+    return _choose_micro_batch(resolved, num_ranks, source)
+
+
+def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source) -> ResolvedConfig:
+    """As before in this run, else the batch sampler's batches, else what fits the ranks."""
+    if resolved.config.micro_batch_size == "auto":
+        earlier = micro_batch_so_far(earlier_directory())
+        if earlier is not None and resolved.config.global_batch_size % earlier == 0:
+            return resolved.choose("micro_batch_size", earlier, "as in this run's first attempt")
+        if source.sampler is not None and source.sampler.yields_batches:
+            largest = source.sampler.largest(source.sampler.draw(resolved.config.seed, 0))
+            if resolved.config.global_batch_size % largest:
+                rule = f"is no multiple of the batch sampler's batches of up to {largest}"
+                size = max(1, resolved.config.global_batch_size // largest) * largest
+                value = resolved.config.global_batch_size
+                raise ConfigError([Problem("global_batch_size", rule, f"use {size}", value)])
+            return resolved.choose("micro_batch_size", largest, "the batch sampler's batches")
+    return solve_micro_batch(resolved, num_ranks)
+
+
+def check_optimizer_keys(task: Task, resolved: ResolvedConfig) -> None:
+    """A task with an optimizer of its own does not ask the config for one."""
+    if task.optimizer is from_config:
+        return
+    said, rule = resolved.config.optimization, "the task has an optimizer of its own"
+    problems = [
+        Problem(f"optimization.{key}", rule, "leave one of them out", getattr(said, key))
+        for key in ("optimizer", "momentum", "muon_dtype")
+        if resolved.source(f"optimization.{key}").kind != "default"
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:
+    """A schedule of the task's own is the only one; what the config says beside it is refused."""
+    if task.schedule is None:
+        return resolved
+    key = "optimization.lr_scheduler_type"
+    said = resolved.config.optimization
+    open_or_none = said.lr_scheduler_type == "none" or resolved.source(key).kind == "default"
+    beside = {
+        key: not open_or_none,
+        "optimization.warmup_steps": bool(said.warmup_steps),
+        "optimization.warmup_ratio": bool(said.warmup_ratio),
+        "optimization.learning_rate_scaling": said.learning_rate_scaling != "none",
+    }
+    rule = "the task has a schedule of its own, and two would set one rate"
+    problems = [
+        Problem(name, rule, "leave one of them out", getattr(said, name.rpartition(".")[2]))
+        for name, is_set in beside.items()
+        if is_set
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return resolved.choose(key, "none", "the task has a schedule of its own")
+
+
+def check_schedule(config: RunConfig, total_steps: int | None) -> None:
+    shape = config.optimization.lr_scheduler_type
+    if total_steps is None and config.optimization.needs_the_end:
+        raise ConfigError(
+            [
+                Problem(
+                    "optimization.lr_scheduler_type",
+                    "goes by the end of the run, and a stream's end is not known beforehand",
+                    "set max_steps; or use constant, or decay_steps and warmup_steps",
+                    shape,
+                )
+            ]
+        )
+
+
+def total_steps_of(config: RunConfig, plan: BatchPlan) -> int | None:
+    if config.max_steps is not None:
+        return config.max_steps
+    if plan.length is None or config.num_train_epochs is None:
+        return None
+    return plan.end_of(config.num_train_epochs - 1)

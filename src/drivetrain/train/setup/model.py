@@ -1,0 +1,211 @@
+"""The model: made, checked, shared, and spread over the ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from torch import nn
+
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.text import readable_bytes
+from drivetrain.data.batches import BatchPlan
+from drivetrain.data.device import to_device
+from drivetrain.data.feed import Feed
+from drivetrain.data.sampled_feed import SampledFeed
+from drivetrain.data.sources import Source
+from drivetrain.parallel.batch_norm import Sharers, batch_norms, share_statistics
+from drivetrain.parallel.blocks import recompute_blocks
+from drivetrain.parallel.divide import divide
+from drivetrain.parallel.model import ParallelModel
+from drivetrain.parallel.pipeline.anatomy import part_costs
+from drivetrain.parallel.pipeline.schedules import bubble
+from drivetrain.parallel.several_models import ModelsByName, SeveralModels
+from drivetrain.parallel.world import World
+from drivetrain.record.session import earlier_directory
+from drivetrain.strategies.strategy import Profile, Strategy
+from drivetrain.train.contract import agree_on_sampler, agree_on_tensors
+from drivetrain.train.engine import Engine
+from drivetrain.train.refusals import check_model, checked
+from drivetrain.train.task import Task
+from drivetrain.train.weights.source import (
+    NewModel,
+    agreed,
+    later_model,
+    whole_model,
+    with_pretrained,
+)
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """A model that exists already, with weights of its own: ranks take rank 0's."""
+
+    model: nn.Module
+
+    def __call__(self) -> nn.Module:
+        """The model."""
+        return self.model
+
+
+def new_model(
+    task: Task, strategy: Strategy, world: World, config: RunConfig, *, is_rehearsed: bool
+) -> NewModel:
+    """Made without its weights where a rank holds a part of them, or they are drawn apart."""
+    if isinstance(task.model, Prebuilt):
+        model = task.model()
+        agree_on_tensors(model, world)  # tensors of another size would end the process in gloo
+        world.share_weights(model)
+        return NewModel(model)
+    layout, pipeline = world.layout, config.parallel.pipeline
+    is_cut = strategy.shards_on(world) is not None or layout.tp * layout.pp > 1
+    is_run_first = layout.pp > 1 and pipeline.balance == "time"
+    comes_later = config.model.initialization == "keyed" or config.model.pretrained is not None
+    if is_rehearsed or is_run_first or not (is_cut or comes_later):
+        return whole_model(checked(task.model), world, config)
+    return later_model(checked(task.model), world, config)
+
+
+def settled_model(
+    new: NewModel, feed: Feed, world: World, config: RunConfig, *, is_live: bool
+) -> NewModel:
+    """The same on every rank, with the weights that files have. A collective call."""
+    if not is_live:
+        new = agreed(new, world)
+        if isinstance(feed, SampledFeed):
+            agree_on_sampler(feed, world)
+    is_resumed = bool(earlier_directory() or config.checkpoint.resume_from)
+    return with_pretrained(new, config.model, world, is_resumed=is_resumed)
+
+
+def describe_model(
+    model: nn.Module, strategy: Strategy, world: World, config: RunConfig, accumulation: int
+) -> list[str]:
+    """ConfigError where it cannot be trained so; or what the user should read of it."""
+    check_model(model, world.identity.world_size)
+    profile = Profile.of(model, accumulation)
+    problems = strategy.problems(profile, world.layout, world.cluster)
+    if problems:
+        raise ConfigError(problems)
+    cost = strategy.cost(profile, world.layout, world.cluster)
+    notes = [
+        f"model: {profile.num_parameters:,} parameters, {config.parallel.strategy} on "
+        f"{world.layout} ({world.device.type}): {readable_bytes(cost.state_bytes)} of state per "
+        f"rank, {readable_bytes(cost.sent_bytes_per_step)} sent per step"
+    ]
+    notes += strategy.notes(model, world)
+    if config.checkpoint.contents == "trained":
+        notes.append(_what_is_saved(model))
+    if world.layout.pp > 1:
+        idle = bubble(config.parallel.pipeline, world.layout.pp, accumulation)
+        notes.append(
+            f"pipeline: {config.parallel.pipeline.schedule}, {accumulation} micro-batches; a rank "
+            f"idles {idle:.0%} of a step if stages take equally long"
+        )
+    return notes
+
+
+def _what_is_saved(model: nn.Module) -> str:
+    parameters = list(model.parameters())
+    trained = sum(p.nbytes for p in parameters if p.requires_grad)
+    return (
+        f"checkpoints: of {readable_bytes(sum(p.nbytes for p in parameters))} of weights the "
+        f"{readable_bytes(trained)} that are trained, with their optimizer state; the script makes "
+        "the others again at every start"
+    )
+
+
+def share_batch_norms(
+    model: nn.Module, world: World, config: RunConfig, notes: list[str]
+) -> Sharers | None:
+    """Where there are any, and copies of the model; or a word on what they go by."""
+    norms = batch_norms(model) if world.layout.dp > 1 else {}
+    if not norms:
+        return None
+    layers = f"{len(norms)} layers" if len(norms) > 1 else f"layer {next(iter(norms))}"
+    if config.parallel.sync_batch_norm:
+        notes.append(f"batch norm: {layers}, with statistics of all ranks' micro-batches together")
+        return share_statistics(model, world.copies)
+    if config.reproducibility != "bitwise":  # that has a word of its own
+        notes.append(
+            f"batch norm: {layers}, with each micro-batch's own statistics; the running ones that "
+            "are saved are rank 0's (parallel.sync_batch_norm takes both over all ranks)"
+        )
+    return None
+
+
+def keep_in_step(engine: Engine, sharers: Sharers, config: RunConfig) -> None:
+    """Ranks wait for each other in a forward: all make the same number of them."""
+    rule = ""
+    if engine.spread.local_steps is not None:
+        rule = f"with {config.parallel.strategy} ranks train alone between two agreements"
+    if isinstance(engine.spread, SeveralModels):
+        rule = "there are several models, each with forwards of its own"
+    if rule:
+        raise ConfigError([Problem("parallel.sync_batch_norm", rule, "leave it out", "true")])
+    engine.spread.needs_every_turn = True
+    engine.sharers = sharers
+
+
+def spread_model(
+    task: Task,
+    new: NewModel,
+    strategy: Strategy,
+    world: World,
+    config: RunConfig,
+    source: Source,
+    plan: BatchPlan,
+) -> ParallelModel:
+    """Divide the model along tp, pp and cp, then make copies or shards of what is left.
+
+    Weights that come later come where nothing is left to be cut.
+    """
+    model = new.model
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        batch = to_device(source.first_batch(plan.micro_batch_size), world.device)
+        costs = part_costs(model, lambda model: task.loss(model, batch))
+        shared: dict[str, float] = json.loads(world.agree(json.dumps(costs)))
+        return shared
+
+    if isinstance(model, ModelsByName):
+        return _spread_each(model, strategy, world, config)
+    cut = divide(model, config.parallel, world, plan.accumulation, measure)
+    if config.memory.activation_checkpointing != "none":
+        recompute_blocks(model, config.memory.activation_checkpointing)
+    if config.compile.enabled:
+        model.compile(backend=config.compile.backend, mode=config.compile.mode)
+    shards_on = strategy.shards_on(world)
+    if shards_on is None:
+        new.fill(world.device, world.device)
+    spread = strategy.apply(model, world)
+    if shards_on is not None:
+        new.fill(shards_on, world.device)
+    if cut is None or world.mesh is None:
+        return spread
+    from drivetrain.parallel.pipeline.pipelined import Pipelined
+
+    group = world.mesh.get_group("pp")
+    copies = world.copies if world.layout.dp > 1 else None
+    return Pipelined(spread, cut, config.parallel.pipeline, group, copies)
+
+
+def _spread_each(
+    models: ModelsByName, strategy: Strategy, world: World, config: RunConfig
+) -> ParallelModel:
+    """Each of several models by itself; none is divided."""
+    parallel = config.parallel
+    rule = "several models are copied or sharded, each by itself, not divided"
+    divided = [axis for axis in ("pp", "cp", "tp") if getattr(parallel, axis) > 1]
+    if divided:
+        key, value = f"parallel.{divided[0]}", getattr(parallel, divided[0])
+        raise ConfigError([Problem(key, rule, "leave it at 1", value)])
+    parts = {}
+    for name, model in models.items():
+        if config.memory.activation_checkpointing != "none":
+            recompute_blocks(model, config.memory.activation_checkpointing)
+        if config.compile.enabled:
+            model.compile(backend=config.compile.backend, mode=config.compile.mode)
+        parts[name] = strategy.apply_beside_others(model, world)
+    return SeveralModels(parts)
