@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._version import __version__
+from drivetrain.core.deprecation import PUBLIC_NAMES, warn_renamed
 
 if TYPE_CHECKING:
     from drivetrain.compat.horovod import HorovodTrainer
@@ -117,6 +118,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in PUBLIC_NAMES:
+        warn_renamed(f"drivetrain.{name}", PUBLIC_NAMES[name])
+        name = PUBLIC_NAMES[name].new
     if name not in _HOMES:
         raise AttributeError(f"module 'drivetrain' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -22,6 +22,7 @@ from drivetrain.config.provenance import ResolvedConfig, Source
 from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.bounded import parse_yaml, read_text
+from drivetrain.core.deprecation import CONFIG_KEYS, warn_renamed
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.redaction import REMOVED
 
@@ -136,6 +137,8 @@ def _parse(text: str) -> Any:
 
 
 def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
+    said, twice = _renamed(said)
+    problems = problems + twice
     # a section with nothing under it says nothing
     said = {key: entry for key, entry in said.items() if entry[0] is not None or not _inside(key)}
     values = {key: value for key, (value, _) in said.items()}
@@ -148,6 +151,21 @@ def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
     if problems:
         raise ConfigError(problems)
     return ResolvedConfig(config, {key: source for key, (_, source) in said.items()})
+
+
+def _renamed(said: _Said) -> tuple[_Said, list[Problem]]:
+    """Old keys under their new names; a problem where both are given."""
+    problems = []
+    for old in said.keys() & CONFIG_KEYS.keys():
+        new = CONFIG_KEYS[old].new
+        value, source = said[old]
+        if new in said:
+            rule = f"is the old name of {new}, which is given too"
+            problems.append(Problem(old, rule, "leave one of them out", value))
+        else:
+            warn_renamed(old, CONFIG_KEYS[old])
+            said = said | {new: (value, source)}
+    return {key: entry for key, entry in said.items() if key not in CONFIG_KEYS}, problems
 
 
 def _removed(key: str, value: Any) -> Problem:
