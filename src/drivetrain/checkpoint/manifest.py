@@ -43,7 +43,7 @@ class Manifest:
     step: int
     """After this many optimizer steps."""
     attempt: int
-    """Which life of the run wrote it."""
+    """Which attempt wrote it."""
     layout: Mapping[str, int]
     """Ranks along each axis."""
     strategy: str

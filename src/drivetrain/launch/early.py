@@ -23,7 +23,7 @@ from drivetrain.supervise.processes.head_start import HeadStart
 
 @dataclass(frozen=True)
 class Step:
-    """The nodes of this step, and a name for this life of it."""
+    """The nodes of this step, and a name for this start of it."""
 
     num_nodes: int
     life: str

@@ -2,7 +2,7 @@
 
 <run>/
   run.yaml                  the resolved config; every value knows where it came from
-  attempts/<n>/             what each life of the run saw, with its run.yaml
+  attempts/<n>/             what each attempt saw, with its run.yaml
   changes.jsonl             what was changed between attempts: refused, accepted or only said
   events/<rank>.jsonl       spans, scalars and instants, append-only, one writer per file
   events/<rank>.steps       where each step's seconds went, 40 bytes a step
@@ -126,7 +126,7 @@ class RunDirectory:
         return self.path / "events" / f"{rank:05d}.jsonl"
 
     def attempt(self, number: int) -> Path:
-        """What one life of the run saw."""
+        """What one attempt saw."""
         return self.path / "attempts" / f"{number:04d}"
 
     def next_attempt(self) -> int:
@@ -134,7 +134,7 @@ class RunDirectory:
         return max((attempt.number for attempt in self.attempts()), default=0) + 1
 
     def begin_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Write down what a new life of the run starts with."""
+        """Write down what a new attempt starts with."""
         _write_json(self.attempt(number) / "start.json", facts)
 
     def end_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ class RunDirectory:
         _write_json(self.attempt(number) / "closed.json", facts)
 
     def attempts(self) -> list[AttemptRecord]:
-        """Every life of the run so far, in order."""
+        """Every attempt so far, in order."""
         found = []
         for path in sorted((self.path / "attempts").glob("[0-9]*")):
             number = attempt_of(path.name)
@@ -192,7 +192,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One life of a run, as it was written down."""
+    """One attempt, as it was written down."""
 
     number: int
     start: Mapping[str, Any]

@@ -130,7 +130,7 @@ def _may_help(end: End, history: Sequence[End]) -> bool:
     """Whether starting again could end otherwise.
 
     Not after a mistake in the config; not for a script that could only begin from the start; not
-    after an error of its own before the first step of its first life.
+    after an error of its own before the first step of its first attempt.
     """
     has_trained = any(other.step for other in history)
     is_mistake = end.kind is EndKind.FAILED and not end.step and bool(end.fault)

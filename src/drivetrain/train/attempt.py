@@ -1,4 +1,4 @@
-"""Attempt: one life of a run, from opening its directory to its last event.
+"""Attempt: one start of a run, from opening its directory to its last event.
 
 `Trainer.fit` and a loop of one's own open the same attempt and train inside `training()`.
 """
@@ -181,7 +181,7 @@ def _open_directory(assembly: Assembly) -> RunDirectory:
 
 
 def _begin(assembly: Assembly, directory: RunDirectory, number: int, resumed_step: int) -> None:
-    """Rank 0 writes down what this life of the run starts with."""
+    """Rank 0 writes down what this attempt starts with."""
     if assembly.world.identity.local_rank == 0:
         remember_attempt(number)
     if assembly.world.is_main:

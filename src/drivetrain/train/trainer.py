@@ -68,7 +68,7 @@ class Trainer(OwnRecords, OwnWeights):
         """The one under way."""
         self.run_dir: Path | None = None
         self.attempt = 0
-        """Which life of the run this is, counted from 1; set by fit()."""
+        """Which attempt of the run this is, counted from 1; set by fit()."""
 
     @property
     def config(self) -> RunConfig:

@@ -16,7 +16,7 @@ Table = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class AttemptView:
-    """One life of the run."""
+    """One attempt of the run."""
 
     number: int
     start_s: float

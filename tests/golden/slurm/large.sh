@@ -24,8 +24,8 @@ export NOTE='two words'
 
 module load cuda
 
-# Each life of the job meets in a place of its own.
-life=$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+# Each start of the job meets in a place of its own.
+rdzv_id=$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
 
 # One supervisor per node: it starts the node's ranks and watches them.
 srun \
@@ -41,7 +41,7 @@ srun \
         --run-dir=/shared/runs/digits \
         --grace-period=120 \
         --stall-timeout=300 \
-        --rdzv-id="$life" \
+        --rdzv-id="$rdzv_id" \
         examples/gpt.py --title 'it'"'"'s mine' '$HOME'
 code=$?
 

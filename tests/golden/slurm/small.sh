@@ -8,8 +8,8 @@
 #SBATCH --chdir=/shared/code
 #SBATCH --output=/shared/runs/digits/logs/slurm-%j.out
 
-# Each life of the job meets in a place of its own.
-life=$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+# Each start of the job meets in a place of its own.
+rdzv_id=$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
 
 # One supervisor per node: it starts the node's ranks and watches them.
 srun \
@@ -19,7 +19,7 @@ srun \
         --nproc-per-node=2 \
         --run-dir=/shared/runs/digits \
         --grace-period=30 \
-        --rdzv-id="$life" \
+        --rdzv-id="$rdzv_id" \
         examples/digits.py max_steps=40
 code=$?
 

@@ -56,8 +56,8 @@ _MARGIN_S = 15
 """Between the end of the time for saving and the time limit: for Slurm's own signalling."""
 
 _BODY = """
-# Each life of the job meets in a place of its own.
-life=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+# Each start of the job meets in a place of its own.
+rdzv_id=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 
 # One supervisor per node: it starts the node's ranks and watches them.
 {srun}
@@ -128,7 +128,7 @@ def _srun(job: Job, options: SlurmOptions) -> str:
         srun.append(f"--container-mounts={','.join(_mount(path) for path in mounts)}")
         srun.append(f"--container-workdir={job.working_dir}")
     flags, script = _split(job)
-    train = [f"{options.interpreter} -m drivetrain train", *flags, '--rdzv-id="$life"', script]
+    train = [f"{options.interpreter} -m drivetrain train", *flags, '--rdzv-id="$rdzv_id"', script]
     lines = [*(shlex.quote(word) for word in srun[1:]), " \\\n        ".join(train)]
     return " \\\n    ".join([srun[0], *lines])
 
@@ -306,7 +306,7 @@ class Slurm(SlurmOptions):
         return Status(State.UNKNOWN, f"Slurm no longer knows job {job_id}")
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What all lives of the run printed, oldest job first."""
+        """What all attempts printed, oldest job first."""
         folder = Path(job.run_dir) / LOGS
 
         def paths() -> list[Path]:

@@ -1,7 +1,7 @@
 """A run's directory as values: of a run that is over, that goes on, or that lies far away.
 
     run = open_run("runs/gpt")                  # or s3://bucket/gpt; no torch is needed
-    run.attempts()                              # every life of it: from when to when, why it ended
+    run.attempts()                              # every attempt: from when to when, why it ended
     run.ranks                                   # those that have written anything
     run.steps(rank)                             # NumPy records: where each step's seconds went
     run.matrix("own_s")                         # (ranks × steps): the same over all ranks

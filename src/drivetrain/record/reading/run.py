@@ -30,7 +30,7 @@ from drivetrain.record.reading.files import (
 from drivetrain.record.run_directory import attempt_of, check_numbers, rank_of
 from drivetrain.record.step_file import FIELDS, HEADER_BYTES, checked, fields_of, parse_steps
 
-# Every life of a run, as its ranks and its supervisor have written it down.
+# Every attempt of a run, as its ranks and its supervisor have written it down.
 
 _RESUME_ME = 75
 """The exit code of a run that has saved and wants to go on."""
@@ -38,7 +38,7 @@ _RESUME_ME = 75
 
 @dataclass(frozen=True)
 class PastAttempt:
-    """One life of a run; it may still go on."""
+    """One start of a run; it may still go on."""
 
     number: int
     start: Mapping[str, Any]
@@ -171,7 +171,7 @@ class RunReading:
         return os.path.abspath(self.address).rpartition("/")[2]
 
     def attempts(self) -> tuple[PastAttempt, ...]:
-        """Every life of the run, in order."""
+        """Every attempt, in order."""
         return read_attempts(self.source)
 
     @cached_property

@@ -47,7 +47,7 @@ class Kubernetes(KubernetesOptions):
         return Rendered(_FILE, "---\n".join(documents), command)
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        """Create the objects; those of an earlier life of the same run make way if that is over."""
+        """Create the objects; those of an earlier start make way if that is over."""
         self._client().create([*yaml.safe_load_all(rendered.text)])
         return f"{self.kind}/{object_name(job)}"
 

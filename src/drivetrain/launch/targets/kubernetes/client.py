@@ -159,7 +159,7 @@ class Client:
                     skip = max(0, skip - len(piece))
 
     def _make_way(self, job: Manifest) -> None:
-        """What an earlier life of the run has left; one that goes on is left alone."""
+        """What an earlier start of the run has left; one that goes on is left alone."""
         kind = next(word for word, (_, name) in _API.items() if name == job["kind"])
         name = job["metadata"]["name"]
         self._kind(job)  # is its operator there?
@@ -176,7 +176,7 @@ class Client:
         self._wait_until_gone(job)
 
     def _replace(self, body: Manifest, made: list[Manifest]) -> Manifest:
-        """Create it, in place of what an earlier life of the run has left."""
+        """Create it, in place of what an earlier start of the run has left."""
         try:
             created = self._kind(body).create(body=body, namespace=self._namespace)
         except self._errors as error:

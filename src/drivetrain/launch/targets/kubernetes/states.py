@@ -122,7 +122,7 @@ def current_events(events: Sequence[Object], owner: Object, pods: Sequence[Objec
 
 
 def _makes_pods(about: Object, owner: Object) -> bool:
-    """The job itself in this life of it, or what its operator has made for it."""
+    """The job itself as it was last started, or what its operator has made for it."""
     name = owner["name"]
     if about.get("name") == name:
         # an operator's objects have their owner's name: those of another kind, another uid
