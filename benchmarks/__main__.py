@@ -43,6 +43,7 @@ BENCHMARKS = {
         "a step under fsdp, tp and pp, next to the same on bare torch", 60, campaign.run_axes
     ),
     "sentinel": Benchmark("comparing the replicas of the model", 60, campaign.run_sentinel),
+    "replay": Benchmark("computing a step twice, and comparing", 60, campaign.run_replay),
     "recording": Benchmark("the recorder and all sinks", 40, campaign.run_recording),
     "save": Benchmark(
         "an asynchronous checkpoint, next to none and to bare DCP", 30, campaign.run_save

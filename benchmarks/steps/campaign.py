@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.report import report
-from benchmarks.statistics import bootstrap
+from benchmarks.statistics import bootstrap, paired_ratio
 from benchmarks.steps.device import own_accelerator
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.requirements import require
@@ -55,6 +55,17 @@ def run_sentinel(output: Path, num_rounds: int, num_ranks: int) -> str:
     share = _share(json.loads((output / "checks.json").read_text()))
     (output / "table.md").write_text(f"{table}\n{share}\n")
     return f"{table}\n{share}\n"
+
+
+def run_replay(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """What it costs to compute a step of one micro-batch twice, every hundred steps."""
+    table = _on_ranks("replay_worker", "plain", output, num_rounds, num_ranks)
+    arms = json.loads((output / "samples.json").read_text())["seconds_per_step"]["ddp, transformer"]
+    ratio = paired_ratio(arms["checked"], arms["plain"])
+    value, low, high = ((each - 1) / 100 for each in (ratio.value, ratio.low, ratio.high))
+    said = f"A check every 100 steps: {value:.2%} of a step (95% interval {low:.2%} to {high:.2%})."
+    (output / "table.md").write_text(f"{table}\n{said}\n")
+    return f"{table}\n{said}\n"
 
 
 def run_recording(output: Path, num_rounds: int, num_ranks: int) -> str:

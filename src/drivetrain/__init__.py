@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotSaved,
         Preempted,
         ReplicaDrift,
+        SilentCorruption,
         WorkerFailure,
     )
     from drivetrain.parallel.gather import gather
@@ -67,6 +68,7 @@ _HOMES = {
     "ReplicaDrift": "drivetrain.core.errors",
     "ResolvedConfig": "drivetrain.config",
     "RunConfig": "drivetrain.config",
+    "SilentCorruption": "drivetrain.core.errors",
     "StepMetrics": "drivetrain.train.history",
     "Task": "drivetrain.train.task",
     "Total": "drivetrain.train.task",
@@ -103,6 +105,7 @@ __all__ = [
     "ReplicaDrift",
     "ResolvedConfig",
     "RunConfig",
+    "SilentCorruption",
     "StepMetrics",
     "Task",
     "Total",

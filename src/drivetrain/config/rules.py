@@ -344,7 +344,18 @@ def _tracking(config: RunConfig) -> Iterator[Problem]:
         yield Problem("record.mlflow.tracking_uri", rule, remedy, clean_address(address))
 
 
+def _replay(config: RunConfig) -> Iterator[Problem]:
+    every = config.sentinel.replay_every_steps
+    refused = {
+        "a pipeline has a step's micro-batches under way together": config.parallel.pp > 1,
+        "live replicas come and go between two passes": config.fault_tolerance == "live",
+    }
+    for rule in (rule for rule, applies in refused.items() if every is not None and applies):
+        yield Problem("sentinel.replay_every_steps", rule, "leave it out", every)
+
+
 RULES: Sequence[Rule] = (
+    Rule(("sentinel.replay_every_steps", "parallel.pp", "fault_tolerance"), _replay),
     Rule(("record.mlflow.tracking_uri",), _tracking),
     Rule(("max_steps", "num_train_epochs"), _length),
     Rule(("name",), _name),

@@ -404,6 +404,9 @@ class Sentinel(Section):
     every_steps: int | None = Field(default=100, gt=0)
     """Compare the copies' weights, to the last bit, each so many steps, and stop when they differ;
     null: never. Only where there are copies: ddp, and fsdp with dp_replicate."""
+    replay_every_steps: int | None = Field(default=None, gt=1)
+    """Compute a micro-batch twice each so many steps, and stop when a rank's gradients are not the
+    same bits: a processor that miscalculates; null: never."""
 
 
 # The whole config: the keys of a run itself, and its sections.

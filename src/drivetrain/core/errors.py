@@ -102,6 +102,12 @@ class DamagedRun(DrivetrainError):
     exit_code = 9
 
 
+class SilentCorruption(DrivetrainError):
+    """A rank computed other bits from the same numbers: its hardware is not to be trusted."""
+
+    exit_code = 10
+
+
 _FRAME = '  File "'
 
 

@@ -11,9 +11,15 @@ from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.diagnose.stacks import Frame, innermost_users
 
 _DRIFT = re.compile(
-    r"^.*ReplicaDrift: (?P<said>sentinel: after step (?P<step>\d+) .*)$", re.MULTILINE
+    r"^.*(?:ReplicaDrift|SilentCorruption): "
+    r"(?P<by>sentinel|replay): (?P<said>(?:after|at) step (?P<step>\d+) .*)$",
+    re.MULTILINE,
 )
-_ODD = re.compile(r"not the same: ranks? (?P<ranks>[\d, ]+) differ")
+_ODD = re.compile(r"ranks? (?P<ranks>[\d, ]+?) (?:differ|did not compute)")
+_COMPARED = {
+    "sentinel": (Kind.REPLICA_DRIFT, "the sentinel compares the raw bits of all copies"),
+    "replay": (Kind.SILENT_CORRUPTION, "a micro-batch was computed twice, and its bits compared"),
+}
 _NOT_A_NUMBER = re.compile(r"train/loss = \S+ at step (?P<step>\d+)")
 _WINDOW = 50
 _ENOUGH = 20
@@ -91,12 +97,13 @@ def _drift(evidence: Evidence) -> Finding | None:
             odd = _ODD.search(found["said"])
             ranks = tuple(int(r) for r in odd["ranks"].split(",")) if odd else ()
             what, _, remedy = found["said"].partition("; ")
+            kind, why = _COMPARED[found["by"]]
             return Finding(
                 Severity.ERROR,
-                Kind.REPLICA_DRIFT,
-                what.removeprefix("sentinel: "),
+                kind,
+                what,
                 remedy,
-                ("the sentinel compares the raw bits of all copies",),
+                (why,),
                 ranks,
                 evidence.host_of(ranks[0]) if ranks else "",
                 attempt=evidence.attempt,

@@ -31,6 +31,7 @@ class Kind(Enum):
     NON_FINITE = "non_finite"
     LOSS_SPIKE = "loss_spike"
     REPLICA_DRIFT = "replica_drift"
+    SILENT_CORRUPTION = "silent_corruption"
     STRAGGLER = "straggler"
     DATA_BOUND = "data_bound"
     COMMUNICATION_BOUND = "communication_bound"

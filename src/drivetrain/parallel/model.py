@@ -120,6 +120,10 @@ class ParallelModel:
     """Whether this rank's losses are summed: one of the ranks that work on the same samples."""
     forwards_in_lockstep: bool = False
     """Whether a forward talks to other ranks, so that all must make the same number of them."""
+    can_replay: bool = False
+    """Whether a backward may be made that does not count: its gradients are dropped."""
+    reduces_in_backward: bool = False
+    """Whether gradients are kept whole on every rank unless a backward reduces them."""
     needs_every_turn: bool = False
     """Whether a rank must run a micro-batch even when it has no samples, because others wait."""
     loss_multiplier: float = 1.0
@@ -140,6 +144,10 @@ class ParallelModel:
     def backward(self, loss: torch.Tensor) -> None:
         """Add up gradients: of every weight the loss depends on."""
         loss.backward()
+
+    def gradient_leaves(self) -> dict[str, torch.Tensor]:
+        """By name, the tensors at which backward gives this rank's own gradients, not yet sent."""
+        return {n: p for n, p in self.inner.named_parameters() if p.requires_grad}
 
     def finish_gradients(self) -> None:
         """After the last micro-batch: gradients are complete on return."""

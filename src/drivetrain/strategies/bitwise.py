@@ -133,6 +133,8 @@ class BitwiseStrategy(DDPStrategy):
 class FixedOrderModel(SingleModel):
     """A whole model per rank, gradients added in the tree's order."""
 
+    can_replay = False
+
     def __init__(self, model: nn.Module, world: World, blocks: list[range]) -> None:
         super().__init__(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]

@@ -16,6 +16,8 @@ from drivetrain.parallel.several_models import backward_to
 class SingleModel(ParallelModel):
     """One rank, the user's own module."""
 
+    can_replay = True
+
     def __init__(self, model: nn.Module, *, counts: bool = True) -> None:
         self.module = model
         self.inner = model
@@ -40,6 +42,8 @@ class SingleModel(ParallelModel):
 
 class SingleOfSeveral(SingleModel):
     """One of several models, on one rank."""
+
+    can_replay = False
 
     def backward(self, loss: torch.Tensor) -> None:
         """To its own weights."""

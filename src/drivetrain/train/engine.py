@@ -118,7 +118,9 @@ class Engine:
         self.meter.note_batch(micro)
         return micro.num_samples > 0 or self.spread.needs_every_turn
 
-    def backward(self, loss: Loss | LossAndParts, micro: MicroBatch) -> None:
+    def backward(
+        self, loss: Loss | LossAndParts, micro: MicroBatch, *, is_noted: bool = True
+    ) -> None:
         """Add this micro-batch's gradients, weighted by what was really in it."""
         scaled = self.weighted(loss, micro)
         if self.scaler is not None:
@@ -128,7 +130,8 @@ class Engine:
         else:
             self.spread.backward(scaled)
         self.waiting.after_backward()
-        self.note_loss(loss, micro)
+        if is_noted:
+            self.note_loss(loss, micro)
 
     def weighted(self, found: Loss | LossAndParts, micro: MicroBatch) -> torch.Tensor:
         """What backward starts from: the micro-batch's share of the global batch's loss."""

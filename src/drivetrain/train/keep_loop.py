@@ -89,6 +89,10 @@ def prepare(
         rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
         problem = Problem("parallel.pp", rule, "use Trainer", resolved.config.parallel.pp)
         raise ConfigError([problem])
+    replays = resolved.config.sentinel.replay_every_steps
+    if replays is not None:
+        key, rule = "sentinel.replay_every_steps", "a loop of one's own cannot be made to run twice"
+        raise ConfigError([Problem(key, rule, "leave it out, or use Trainer", replays)])
     with process_settings(resolved.config):
         assembly = assemble(task, resolved, source_from(train, resolved.config.data))
     if assembly.config.fault_tolerance == "live":

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from drivetrain.data.batches import MicroBatch
@@ -41,6 +42,7 @@ from drivetrain.train.saving.run_state import Position
 from drivetrain.train.saving.saver import Saver
 from drivetrain.train.task import Task
 from drivetrain.train.watch.logged_steps import LoggedSteps
+from drivetrain.train.watch.replay import Replay
 from drivetrain.train.watch.step_timer import StepTimer
 
 Notify = Callable[..., None]
@@ -63,6 +65,7 @@ class Loop:
     logged: LoggedSteps
     saver: Saver
     at: Position
+    replay: Replay | None = None
 
     @property
     def timer(self) -> StepTimer:
@@ -92,6 +95,7 @@ class Loop:
             logged=LoggedSteps.of(config, attempt.history, attempt.reporter.say),
             saver=attempt.saver,
             at=attempt.saver.at,
+            replay=Replay.of(config, assembly.engine.spread, assembly.world, attempt.reporter.say),
         )
 
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
@@ -171,12 +175,25 @@ class Loop:
 
     def _go_through(self, turns: Iterator[Turn]) -> None:
         """Forward and backward of this rank's micro-batches."""
+        step, replay = self.at.step + 1, self.replay
+        is_due = replay is not None and replay.is_due(step)
+        for position, (micro, batch, is_last) in enumerate(self.micro_batches(turns)):
+            if is_due and replay is not None and position == 0:
+                replay.compute(partial(self._compute, micro, batch, is_last))
+            else:
+                self._compute(micro, batch, is_last)
+        if is_due and replay is not None:
+            replay.settle(step)
+
+    def _compute(self, micro: MicroBatch, batch: Any, is_last: bool, is_real: bool = True) -> None:
+        """One micro-batch; if it is not the real one, it is a rehearsal whose loss is not noted."""
         engine = self.engine
-        for micro, batch, is_last in self.micro_batches(turns):
-            with engine.micro_batch(micro, is_last=is_last):
-                with engine.autocast:
-                    loss = self.task.loss(engine.model, batch)
-                engine.backward(loss, micro)
+        if not is_real:
+            is_last = engine.spread.reduces_in_backward
+        with engine.micro_batch(micro, is_last=is_last):
+            with engine.autocast:
+                loss = self.task.loss(engine.model, batch)
+            engine.backward(loss, micro, is_noted=is_real)
 
     def _open_step(self, first: MicroBatch) -> None:
         self._turn_epoch(first.epoch)

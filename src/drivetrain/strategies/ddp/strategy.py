@@ -180,6 +180,7 @@ class DDPModel(SingleModel):
         self.loss_multiplier = float(num_ranks)  # DDP divides by the number of ranks
         self._wrapped = wrapped
         self._is_last = True
+        self.can_replay = not wrapped.static_graph
         if wrapped.static_graph:  # it learns the graph from the wrapper's own forward
             self.module = wrapped
 
@@ -248,6 +249,12 @@ class DDPModel(SingleModel):
 
 class DDPOfSeveral(DDPModel):
     """One of several models: a loss may run through it and be another's."""
+
+    def __init__(
+        self, wrapped: DistributedDataParallel, num_ranks: int, installed: Installed
+    ) -> None:
+        super().__init__(wrapped, num_ranks, installed)
+        self.can_replay = False
 
     def backward(self, loss: torch.Tensor) -> None:
         """To its own weights."""

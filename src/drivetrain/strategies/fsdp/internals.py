@@ -51,6 +51,19 @@ def _groups(model: nn.Module) -> list[Any]:
     return [group for group in found if group is not None]
 
 
+def gathered_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that FSDP2 gathers weights into, made at the first forward and kept."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = {}
+    for group in _groups(model):
+        for part in group.fsdp_params:
+            weight, where = getattr(part, "_unsharded_param", None), part._module_info  # noqa: SLF001
+            if weight is not None and weight.requires_grad:
+                prefix = names.get(id(where.module), "")
+                found[f"{prefix}.{where.param_name}".lstrip(".")] = weight
+    return found
+
+
 def reduce_now(model: nn.Module) -> None:
     """What FSDP2 does at the end of a backward: gradients that have added up, to their shards.
 

@@ -35,7 +35,7 @@ from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.strategies.fsdp.cost import COST
-from drivetrain.strategies.fsdp.internals import reduce_now, watch
+from drivetrain.strategies.fsdp.internals import gathered_weights, reduce_now, watch
 from drivetrain.strategies.single import SingleModel, SingleOfSeveral
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 
@@ -167,6 +167,8 @@ class FSDPModel(ParallelModel):
 
     forwards_in_lockstep = True
     needs_every_turn = True
+    can_replay = True
+    reduces_in_backward = True
     syncs_stages = True
 
     def __init__(
@@ -194,6 +196,10 @@ class FSDPModel(ParallelModel):
             self._is_last = is_last
             sync_gradients(self._root, is_last=is_last, every=self.reduces_every_micro_batch)
         return EXPLAINED
+
+    def gradient_leaves(self) -> dict[str, torch.Tensor]:
+        """The gathered weights: what backward gives them is reduced to shards afterwards."""
+        return gathered_weights(self.inner)
 
     def finish_gradients(self) -> None:
         """FSDP2 finishes them at the end of backward."""
@@ -231,6 +237,8 @@ class FSDPOfSeveral(FSDPModel):
     FSDP's hooks take any backward that comes by for the model's own, and would let go of weights
     that are still needed. Here they reduce nothing; `finish_gradients` does, once.
     """
+
+    can_replay = False
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, *, counts: bool) -> None:
         super().__init__(model, mesh, counts=counts)

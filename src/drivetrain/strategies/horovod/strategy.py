@@ -59,6 +59,8 @@ class HorovodStrategy(Strategy):
 class HorovodModel(SingleModel):
     """A whole model per rank; each gradient is sent off as soon as it is complete."""
 
+    can_replay = False
+
     needs_every_turn = True
 
     def __init__(self, model: nn.Module, hvd: ModuleType, compression: str) -> None:

@@ -87,6 +87,8 @@ class LocalSGDStrategy(Strategy):
 class LocalModel(SingleModel):
     """A model that is this rank's alone until the round ends."""
 
+    can_replay = False
+
     def __init__(self, model: nn.Module, config: LocalSGD, world: World) -> None:
         super().__init__(model)
         self._world = world

@@ -98,10 +98,11 @@ def find_drifts(names: Sequence[str], by_rank: Mapping[int, Sequence[int]]) -> l
 
 def bit_sums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """The sum of each tensor's raw bits; of a shard, of what this rank holds."""
-    return torch.stack([_bit_sum(tensor.detach()) for tensor in tensors])
+    return torch.stack([bit_sum(tensor.detach()) for tensor in tensors])
 
 
-def _bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Of one tensor, or of the part of it that this rank holds."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     per_word = 8 // local.element_size()
     if not local.is_contiguous() or local.storage_offset() % per_word:
