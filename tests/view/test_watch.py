@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console, ConsoleDimensions
 
 from benchmarks.reading.made_run import MadeRun, make_run
+from drivetrain.view.terminal.screen import _quits_within, _screen_of
 
 _PATIENCE_S = 60.0
 _ALTERNATE, _BACK, _CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
@@ -117,3 +120,15 @@ def test_a_signal_gives_the_terminal_back(number: int, code: int, terminal: Term
     terminal.process.send_signal(number)
     assert terminal.end() == code
     assert_given_back(terminal)
+
+
+def test_a_size_that_changed_while_a_frame_was_drawn_is_noticed() -> None:
+    live = _screen_of(Console(file=io.StringIO(), width=120, height=40))
+    redrawn: list[ConsoleDimensions] = []
+
+    def redraw() -> ConsoleDimensions:
+        redrawn.append(live.console.size)
+        return live.console.size
+
+    assert not _quits_within(0.3, live, ConsoleDimensions(80, 24), redraw)
+    assert redrawn == [ConsoleDimensions(120, 40)]

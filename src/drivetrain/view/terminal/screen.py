@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, ConsoleDimensions, Group
 from rich.layout import Layout
 from rich.live import Live
 from rich.panel import Panel
@@ -170,9 +171,10 @@ def watch_live(follower: RunFollower, console: Console, every_s: float) -> None:
             began_s = time.monotonic()
             run = follower.look(time.time())
             foot = f"q quits · every {every_s:g} s · {time.strftime('%H:%M:%S')}"
-            _draw(live, run, foot)
+            drawn = _draw(live, run, foot)
             took_s = time.monotonic() - began_s
-            if _quits_within(max(every_s - took_s, took_s), live, lambda: _draw(live, run, foot)):  # noqa: B023 - called before the next look
+            redraw = partial(_draw, live, run, foot)
+            if _quits_within(max(every_s - took_s, took_s), live, drawn, redraw):
                 return
 
 
@@ -180,21 +182,27 @@ def _screen_of(console: Console) -> Live:
     return Live(console=console, screen=True, auto_refresh=False)
 
 
-def _draw(live: Live, run: RunView, foot: str) -> None:
-    width, height = live.console.size
-    live.update(screen(run, width, height, foot), refresh=True)
+def _draw(live: Live, run: RunView, foot: str) -> ConsoleDimensions:
+    """Gives the size that was drawn: the terminal may have changed since."""
+    size = live.console.size
+    live.update(screen(run, size.width, size.height, foot), refresh=True)
+    return size
 
 
-def _quits_within(seconds: float, live: Live, redraw: Callable[[], None]) -> bool:
+def _quits_within(
+    seconds: float,
+    live: Live,
+    drawn: ConsoleDimensions,
+    redraw: Callable[[], ConsoleDimensions],
+) -> bool:
     """Whether q was pressed; any other key ends the wait. Drawn again when the size has changed."""
-    until_s, size = time.monotonic() + seconds, live.console.size
+    until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0:
         pressed = keys_within(min(left_s, _NOTICED_S))
         if pressed:
             return "q" in pressed.lower()
-        if live.console.size != size:
-            size = live.console.size
-            redraw()
+        if live.console.size != drawn:
+            drawn = redraw()
     return False
 
 
