@@ -406,10 +406,19 @@ def test_without_hard_links_only_one_can_create_and_it_is_said(
     def no_links(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
+    synced: list[int] = []
+    sync = os.fsync
+
+    def noted_sync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
     monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "fsync", noted_sync)
     place = storage_at(tmp_path)
     with pytest.warns(UserWarning, match="no hard links.*one at a time"):
         assert place.create("claim", b"first")
+    assert (tmp_path / "claim").stat().st_ino in synced, "a power cut would leave an empty claim"
     assert not place.create("claim", b"second")
     assert place.read("claim") == b"first"
     assert place.names() == ["claim"]

@@ -32,12 +32,16 @@ class OwnWeights(ABC):
         tokenizer: Any = None,
         processor: Any = None,
         max_shard_gb: float = MAX_SHARD_BYTES / 1e9,
+        *,
+        merge_adapter: bool = False,
     ) -> None:
         """Write a Hugging Face model for `from_pretrained`, whatever the strategy.
 
-        Of a model with an adapter (peft) the adapter alone. A tokenizer (the task's, if it has one)
+        Of a model with an adapter (peft) the adapter alone; with `merge_adapter` the model, with a
+        LoRA adapter put into its weights. A tokenizer (the task's, if it has one)
         and a processor are written beside it. Called on every rank; rank 0 writes.
         """
         assembly = self._assembled("save_pretrained")
         given = [e for e in (tokenizer or assembly.tokenizer, processor) if e is not None]
-        save_pretrained(assembly, Path(folder), given, int(max_shard_gb * 1e9))
+        most = int(max_shard_gb * 1e9)
+        save_pretrained(assembly, Path(folder), given, most, merge_adapter=merge_adapter)

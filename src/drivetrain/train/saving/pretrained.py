@@ -26,23 +26,29 @@ from drivetrain.checkpoint.weight_files import INDEX, WeightFiles
 from drivetrain.core.errors import ConfigError, NotSaved, Problem
 from drivetrain.parallel.model import Wanted, own_name, tensors_by_names
 from drivetrain.train.assemble import Assembly
+from drivetrain.train.weights.adapters import Merger, is_adapter, of_adapter, why_not_merged
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 def save_pretrained(
-    assembly: Assembly, target: Path, beside: Iterable[Any], max_shard_bytes: int
+    assembly: Assembly,
+    target: Path,
+    beside: Iterable[Any],
+    max_shard_bytes: int,
+    *,
+    merge_adapter: bool = False,
 ) -> None:
     """The model, and beside it what tokenizers and processors write. A collective call.
 
     What the folder has already stays, but for weights and what is written anew.
     """
     model = plain(assembly.engine.spread.inner)
-    _refuse(model)
+    _refuse(model, merge_adapter=merge_adapter)
     is_main = assembly.world.is_main
     folder = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     problem = _attempt(lambda: folder.mkdir(parents=True)) if is_main else ""
-    if is_adapter(model):
+    if is_adapter(model) and not merge_adapter:
         problem = _write_adapter(assembly, model, folder, problem)
     else:
         problem = _write_model(assembly, model, WeightFiles(folder, max_shard_bytes), problem)
@@ -59,13 +65,15 @@ def save_pretrained(
 def _write_model(assembly: Assembly, model: nn.Module, files: WeightFiles, problem: str) -> str:
     """Weights and configuration; what went wrong on rank 0, if something did."""
     skipped = _second_names(model)
-    problem = _gather(assembly, lambda name: name not in skipped, files.add, problem)
+    put = Merger(model, files.add).add if is_adapter(model) else files.add
+    problem = _gather(assembly, lambda name: name not in skipped, put, problem)
     if not assembly.world.is_main or problem:
         return problem
 
     def finish() -> None:
         files.finish()
-        save_config(model, files.folder)
+        base: Any = model
+        save_config(base.get_base_model() if is_adapter(model) else model, files.folder)
 
     return _attempt(finish)
 
@@ -77,7 +85,7 @@ def _write_adapter(assembly: Assembly, model: nn.Module, folder: Path, problem: 
     def take(name: str, tensor: torch.Tensor) -> None:
         adapter[name] = tensor.detach().to("cpu", copy=True)
 
-    problem = _gather(assembly, _of_adapter(model), take, problem)
+    problem = _gather(assembly, of_adapter(model), take, problem)
     if not assembly.world.is_main or problem:
         return problem
     saved: Any = model
@@ -125,11 +133,6 @@ def plain(model: nn.Module) -> nn.Module:
     return inner
 
 
-def is_adapter(model: nn.Module) -> bool:
-    """Whether peft has put an adapter on it: then that alone is written."""
-    return hasattr(model, "save_pretrained") and bool(getattr(model, "peft_config", None))
-
-
 def has_config(model: nn.Module) -> bool:
     """Whether it is one of Hugging Face's, which `from_pretrained` makes from its config."""
     is_theirs = hasattr(model, "save_pretrained") and not is_adapter(model)
@@ -164,8 +167,11 @@ def keep_companions(assembly: Assembly, place: Storage) -> str:
     return _attempt(write)
 
 
-def _refuse(model: nn.Module) -> None:
+def _refuse(model: nn.Module, *, merge_adapter: bool) -> None:
     rule, remedy = "", "use full_state_dict(), or `drivetrain checkpoint export`"
+    if merge_adapter:
+        rule = why_not_merged(model) if is_adapter(model) else "has no adapter of peft's to merge"
+        remedy = "leave merge_adapter out; peft's merge_and_unload() merges what was saved"
     if getattr(model, "hf_quantizer", None) is not None:
         rule = "is quantized, and its weights cannot be gathered as they are"
     elif not has_config(model) and not is_adapter(model):
@@ -183,13 +189,3 @@ def _second_names(model: nn.Module) -> set[str]:
         first = next((name for name in several if name not in tied), several[0])
         skipped |= set(several) - {first}
     return skipped
-
-
-def _of_adapter(model: nn.Module) -> Wanted:
-    """What is trained, and what the library calls its own."""
-    trained = {own_name(name) for name, p in model.named_parameters() if p.requires_grad}
-    marks = {
-        "modules_to_save",
-        getattr(getattr(model, "base_model", None), "prefix", "") or "lora_",
-    }
-    return lambda name: name in trained or any(mark in name for mark in marks)

@@ -22,6 +22,7 @@ from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.model import tensors_by_names
 from drivetrain.parallel.world import World
+from drivetrain.train.weights.adapters import base_name, is_new
 from drivetrain.train.weights.placing import Weights
 from drivetrain.train.weights.recording import Box, Part
 from drivetrain.train.weights.safetensors import Folder, NotReadable, Stored, open_folder, read_part
@@ -121,7 +122,7 @@ def match(
         used.update(here)
         shape = tuple(tensor.shape)
         if not here:
-            missing.append(names[0])
+            missing += [] if is_new(model, names[0]) else [names[0]]
         elif stored[here[0]].shape != shape:
             other_shape.append((names[0], shape, stored[here[0]].shape))
         else:
@@ -141,6 +142,7 @@ def match(
 
 def _spellings(model: nn.Module, name: str) -> list[str]:
     """A model with a head holds its base under a prefix, and either may have been saved."""
+    name = base_name(model, name)
     prefix = getattr(model, "base_model_prefix", "")
     if not prefix:
         return [name]
