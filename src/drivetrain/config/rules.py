@@ -354,7 +354,19 @@ def _replay(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sentinel.replay_every_steps", rule, "leave it out", every)
 
 
+def _float8(config: RunConfig) -> Iterator[Problem]:
+    refused = {
+        "tensor parallelism cuts the rows that are scaled": config.parallel.tp > 1,
+        "gradients of 8 bits and the scaler of fp16 do not go together": config.precision.dtype
+        == "fp16",
+    }
+    asked = config.precision.float8
+    for rule in (rule for rule, applies in refused.items() if asked != "none" and applies):
+        yield Problem("precision.float8", rule, "use none, or bf16 without tp", asked)
+
+
 RULES: Sequence[Rule] = (
+    Rule(("precision.float8", "precision.dtype", "parallel.tp"), _float8),
     Rule(("sentinel.replay_every_steps", "parallel.pp", "fault_tolerance"), _replay),
     Rule(("record.mlflow.tracking_uri",), _tracking),
     Rule(("max_steps", "num_train_epochs"), _length),

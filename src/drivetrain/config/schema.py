@@ -321,6 +321,11 @@ class Precision(Section):
     torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 do); false:
     neither; null: as the script has set them, which by torch's default is convolutions only. With
     reproducibility=bitwise null means false."""
+    float8: Literal["none", "rowwise"] = "none"
+    """Linear layers compute in 8 bits, with a scale for each row, by torchao; for tensor cores
+    that can. Weights, gradients and optimizer state keep their format."""
+    float8_skip: tuple[str, ...] = ("*head", "*output", "*classifier")
+    """Patterns of layers that float8 leaves as they are."""
     scaler: Scaler = Scaler()
     """Loss scaling for fp16."""
 

@@ -21,6 +21,7 @@ from drivetrain.strategies.strategy import strategy_from
 from drivetrain.train.contract import model_terms
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
+from drivetrain.train.numerics.float8 import use_float8
 from drivetrain.train.optimization.build import learning_rate, make_optimizer
 from drivetrain.train.setup.choices import (
     check_optimizer_keys,
@@ -105,6 +106,7 @@ def assemble(
     if is_own_world:  # a rehearsal needs no values, and has nobody to agree with
         new = settled_model(new, feed, world, config, is_live=is_live)
     notes = describe_model(new.model, strategy, world, config, plan.accumulation) + new.notes
+    notes += use_float8(new.model, config.precision)
     made = model_terms(new.model) | {"model.pretrained": new.fingerprint}
     sharers = share_batch_norms(new.model, world, config, notes)
     spread = spread_model(task, new, strategy, world, config, source, plan)

@@ -12,7 +12,7 @@ from torch import nn
 
 from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.checkpoint.contract import Contract, Terms
-from drivetrain.config.schema import RunConfig
+from drivetrain.config.schema import Precision, RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.traits import all_traits
 from drivetrain.data.fingerprint import content
@@ -201,6 +201,7 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
         "reproducibility": config.reproducibility,
         "precision.dtype": config.precision.dtype,
         "precision.tf32": config.precision.tf32,
+        **_float8(config.precision),
         **{f"optimization.{key}": value for key, value in optimization.items()},
         "data.iterable_sharding": config.data.iterable_sharding,
         "parallel.strategy": parallel.strategy,
@@ -213,6 +214,13 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
         },
         "communication.compression": config.communication.compression,
     }
+
+
+def _float8(said: Precision) -> dict[str, Any]:
+    """Nothing where it is not used: runs of earlier releases have not said either."""
+    if said.float8 == "none":
+        return {}
+    return {"precision.float8": said.float8, "precision.float8_skip": list(said.float8_skip)}
 
 
 def _is_setting(key: str, value: Any) -> bool:

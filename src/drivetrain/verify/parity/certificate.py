@@ -209,7 +209,8 @@ def certify_parity(
             )
             runner = replace(runner, settings=(*settings, f"micro_batch_size={fixed}"))
             reference = runner.run(ONE_PROCESS)
-        precision = str(config["precision"]["dtype"])
+        said = config["precision"]
+        precision = "float8" if said.get("float8", "none") != "none" else str(said["dtype"])
         allowed = TOLERANCES[precision]
         compared = Compared(runner, reference, allowed)
         results = []
