@@ -75,7 +75,7 @@ GROUPS = {
                 for name in (
                     *("checkpoint_verbs", "damaged", "full_disk", "other_model", "resume", "live"),
                     *("streams", "stream_ranks", "stream_resume", "samplers", "evaluation"),
-                    *("keep_loop", "ending"),
+                    *("keep_loop", "ending", "trained_only", "ema"),
                 )
             ),
             "tests/launch/test_failure.py",
