@@ -199,6 +199,7 @@ def test_diff_of_the_same_and_of_others(run: Path) -> None:
     assert by_name["model.head.weight"]["what"] == "numbers"
     assert 0 < by_name["model.head.weight"]["max_abs"] < 1
     assert by_name["optimizer.head.bias.step"]["max_abs"] == 2
+    assert "rank.00000" not in by_name, "what a rank alone had is compared value by value"
     assert "largest gap" in says("diff", run / "checkpoints" / FIRST, run)[1]
 
 
@@ -229,6 +230,26 @@ def test_diff_finds_one_number(by: float, run: Path, own_run: Path) -> None:
     assert gap is not None
     assert gap == pytest.approx(by, abs=1e-6, nan_ok=True)
     assert found.num_identical == 121
+
+
+def reshape_one(run: Path) -> None:
+    """The same bytes as another form, every checksum fitting."""
+    folder = run / "checkpoints" / SECOND
+    index = json.loads((folder / "index.json").read_bytes())
+    entry = index["model.norm.weight"]
+    entry["size"] = [4, 8]
+    for chunk in entry["chunks"]:
+        chunk[0], chunk[1] = [chunk[0][0] // 8, 0], [chunk[1][0] // 8, 8]
+    (folder / "index.json").write_text(json.dumps(index))
+    make_sums_fit(folder)
+
+
+def test_diff_names_another_shape(run: Path, own_run: Path) -> None:
+    reshape_one(own_run)
+    sides = [(each.place, each.choose()) for each in (locate(str(run)), locate(str(own_run)))]
+    (found,) = compare(sides[0], sides[1]).differences
+    assert (found.name, found.what) == ("model.norm.weight", "shape")
+    assert (found.here, found.there) == ("float32[32]", "float32[4, 8]")
 
 
 def test_diff_of_two_forms(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
