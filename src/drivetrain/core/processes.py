@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import Preempted
@@ -42,6 +44,21 @@ def is_failing() -> bool:
 # Processes that multiprocessing started.
 
 _PATIENCE_S = 5.0
+
+
+def end_with_parent() -> None:
+    """In such a process: end when the one that started it is gone, however it ended."""
+    from multiprocessing import parent_process
+
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 def end_child(process: BaseProcess) -> None:

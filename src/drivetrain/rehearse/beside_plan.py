@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from drivetrain.core.processes import end_with_parent
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import AXES, Layout
 from drivetrain.rehearse.calls import RehearsedCall
@@ -50,6 +51,7 @@ class PlanComparison:
 
 def predict_in_process(argv: tuple[str, ...], layout: Layout, connection: Connection) -> None:
     """A process's whole life: the script up to `Trainer.fit`, then the planner."""
+    end_with_parent()
     try:
         connection.send(predict(argv, layout))
     except Exception as error:  # a rehearsal goes on without it

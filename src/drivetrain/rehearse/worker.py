@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from drivetrain.core.errors import ConfigError
+from drivetrain.core.processes import end_with_parent
 from drivetrain.parallel.world import layout_from
 from drivetrain.rehearse.calls import distinct, of_error
 from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch, LiveBytes
@@ -98,6 +99,7 @@ class _RehearsedRank:
 
 def rehearse_rank(part: Part, connection: Connection) -> None:
     """The process's whole life: run the script, send what was seen."""
+    end_with_parent()
     began = time.perf_counter()
     _be_silent()
     torch.set_num_threads(1)
