@@ -4,28 +4,41 @@
     export_weights(place, manifest, Path("gpt.pt"))    # one file for torch.load
 
 Where the model was one of Hugging Face's, the folder has its config, too, and `from_pretrained`
-reads it. Names are the model's own. A folder is made shard by shard, so memory stays near one
-shard; what is read is held to its checksums, and the target appears whole or not at all.
+reads it. Names are the model's own. Bytes go from the checkpoint's files to the new ones as a
+stream, so memory does not grow with the model; what is read is held to its checksums, and the
+target appears whole or not at all.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import skip_data
 
 from drivetrain.checkpoint.companions import CONFIG, kept
 from drivetrain.checkpoint.manifest import Manifest
-from drivetrain.checkpoint.storage import Storage
-from drivetrain.checkpoint.weight_files import MAX_SHARD_BYTES, WeightFiles
+from drivetrain.checkpoint.storage import LocalStorage, Storage
+from drivetrain.checkpoint.weight_files import (
+    INDEX,
+    MAX_SHARD_BYTES,
+    Tensor,
+    index_of,
+    split,
+)
 from drivetrain.checkpoint.whole_tensors import WholeTensors
+from drivetrain.checkpoint.zip_sums import set_sums
 from drivetrain.core.errors import ConfigError, Problem
 
+LEAST_SHARD_BYTES = 10**9
+"""Of a file when ranks share the work: so many of them write, and no more."""
 PREFIX, AVERAGES = "model.", "ema."
 Form = Literal["auto", "huggingface", "safetensors", "pt"]
 """auto: by the target's name, and with a Hugging Face model's files where there are any."""
@@ -63,12 +76,41 @@ def export_weights(
         if form == "pt" or (form == "auto" and target.suffix == ".pt"):
             exported = _write_file(tensors, sources, partial, target.name)
         else:
-            files = WeightFiles(partial, max_shard_bytes)
-            exported = _write_folder(tensors, sources, files, companions)
+            exported = _write_folder(tensors, sources, partial, max_shard_bytes, companions)
         partial.replace(target)
     finally:
         _remove(partial)
     return exported
+
+
+class SharedExport:
+    """A checkpoint's weights as a folder; several ranks write files, each its own.
+
+    Each rank makes one, from the same checkpoint, and they come to the same files. The folder is
+    whole once it has its index.
+    """
+
+    def __init__(self, place: Storage, manifest: Manifest, num_writers: int) -> None:
+        self._manifest = manifest
+        self._tensors = WholeTensors(place, manifest)
+        self._sources = _sources(self._tensors, manifest, averages=False)
+        size = sum(map(self._tensors.num_bytes, self._sources.values()))
+        most = min(MAX_SHARD_BYTES, max(LEAST_SHARD_BYTES, size // num_writers))
+        named = (each for _, each in _named(self._tensors, self._sources))
+        self.files = split(named, most, is_indexed=True)
+        self._num_writers = num_writers
+
+    def write(self, target: Storage, folder: str, writer: int) -> None:
+        """This writer's share; writers count from 0."""
+        for file in self.files[writer :: self._num_writers]:
+            with target.writing(f"{folder}/{file.name}") as stream:
+                file.write(stream, lambda name: self._tensors.stream(self._sources[name]))
+
+    def finish(self, target: Storage, folder: str) -> None:
+        """Once all have written: a Hugging Face model's own files, and the index."""
+        for name, data in _companions(target, self._manifest, "auto").items():
+            target.put(f"{folder}/{name}", data)
+        target.put(f"{folder}/{INDEX}", index_of(self.files))
 
 
 def _companions(place: Storage, manifest: Manifest, form: Form) -> dict[str, bytes]:
@@ -97,7 +139,24 @@ def _sources(tensors: WholeTensors, manifest: Manifest, *, averages: bool) -> di
 def _write_file(
     tensors: WholeTensors, sources: Mapping[str, str], path: Path, name: str
 ) -> Exported:
-    torch.save({name: tensors.read(source) for name, source in sources.items()}, path)
+    """As torch.save would, with the tensors' bytes put in afterwards: torch's `skip_data`."""
+    with FakeTensorMode():
+        empty = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in _named(tensors, sources)}
+    with skip_data(materialize_fake_tensors=True):
+        torch.save(empty, path)
+    with FakeTensorMode():
+        places = torch.load(path, weights_only=True)
+    sums = {}
+    with path.open("r+b") as file:
+        for written, source in sources.items():
+            start = places[written].untyped_storage()._checkpoint_offset  # noqa: SLF001
+            file.seek(start)
+            found = 0
+            for data in tensors.stream(source):
+                file.write(data)
+                found = zlib.crc32(data, found)
+            sums[start] = found
+    set_sums(path, sums)
     total = sum(map(tensors.num_bytes, sources.values()))
     return Exported(len(sources), total, (name,))
 
@@ -105,16 +164,27 @@ def _write_file(
 def _write_folder(
     tensors: WholeTensors,
     sources: Mapping[str, str],
-    files: WeightFiles,
+    folder: Path,
+    max_shard_bytes: int,
     companions: Mapping[str, bytes],
 ) -> Exported:
-    files.folder.mkdir()
+    files = split((each for _, each in _named(tensors, sources)), max_shard_bytes)
+    into = LocalStorage(folder)
+    for file in files:
+        with into.writing(file.name) as stream:
+            file.write(stream, lambda name: tensors.stream(sources[name]))
+    others = dict(companions)
+    if len(files) > 1:
+        others = {INDEX: index_of(files), **others}
+    for name, data in others.items():
+        into.put(name, data)
+    total = sum(map(tensors.num_bytes, sources.values()))
+    return Exported(len(sources), total, (*(file.name for file in files), *others))
+
+
+def _named(tensors: WholeTensors, sources: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     for name, source in sources.items():
-        files.add(name, tensors.read(source))
-    names = files.finish()
-    for name, data in companions.items():
-        (files.folder / name).write_bytes(data)
-    return Exported(files.num_tensors, files.num_bytes, (*names, *companions))
+        yield name, Tensor(name, tensors.dtype(source), tensors.shape(source))
 
 
 def _check_free(target: Path) -> None:

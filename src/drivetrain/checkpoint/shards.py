@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,8 +30,10 @@ from drivetrain.checkpoint.index_check import MOST_INDEX_BYTES
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, checksum
 from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.tensor_index import Piece
+from drivetrain.checkpoint.weight_files import raw_bytes
 
 Commit = Callable[[list[File]], None]
+_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -180,17 +182,31 @@ class ShardReader(StorageReader):
         done.set_result(None)
         return done
 
+    def stream(self, index: MetadataIndex) -> Iterator[bytes]:
+        """A stored piece's bytes, some at a time; DamagedCheckpoint behind the last if it is."""
+        piece: Piece = self.read_metadata().storage_data[index]
+        found = 0
+        for done in range(0, piece.length, _AT_ONCE):
+            data = self._read(piece, done, min(_AT_ONCE, piece.length - done))
+            found = zlib.crc32(data, found)
+            yield data
+        if f"{found:08x}" != piece.crc32:
+            raise DamagedCheckpoint(f"{piece.file} is damaged at {index.fqn}")
+
+    def _read(self, piece: Piece, start: int, length: int) -> bytes:
+        name = f"{self._folder}/{piece.file}"
+        try:
+            return self._place.read(name, piece.start + start, length, most=length)
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(f"{piece.file} is missing") from error
+
     def tensor(self, index: MetadataIndex) -> torch.Tensor:
         """One stored piece, checked."""
         metadata = self.read_metadata()
         piece: Piece = metadata.storage_data[index]
         described = tensor_index.described(metadata, index.fqn)
         chunk = next(c for c in described.chunks if c.offsets == (index.offset or c.offsets))
-        try:
-            name = f"{self._folder}/{piece.file}"
-            data = self._place.read(name, piece.start, piece.length, most=piece.length)
-        except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{piece.file} is missing") from error
+        data = self._read(piece, 0, piece.length)
         if len(data) != piece.length or checksum(data) != piece.crc32:
             raise DamagedCheckpoint(f"{piece.file} is damaged at {index.fqn}")
         dtype = described.properties.dtype
@@ -208,10 +224,3 @@ class ShardReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
         """Never chosen by torch, always by us."""
         return False
-
-
-def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """A tensor's own memory, without a copy where it lies in one piece on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    data: Any = flat.view(torch.uint8).numpy()
-    return memoryview(data)

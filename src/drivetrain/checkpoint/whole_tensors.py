@@ -1,19 +1,27 @@
 """Whole tensors of a checkpoint, put together from their pieces, without a process group.
 
-One at a time, when asked for: what is in memory is what the caller keeps.
+One at a time, when asked for: what is in memory is what the caller keeps. As a stream of bytes a
+tensor is not in memory either, but for the rows that are cut up along another dimension as well.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 from drivetrain.checkpoint import tensor_index
 from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.shards import ShardReader
 from drivetrain.checkpoint.storage import Storage
+from drivetrain.checkpoint.weight_files import Data, raw_bytes
 
 
 class WholeTensors:
@@ -49,6 +57,40 @@ class WholeTensors:
                 part = part.narrow(dim, start, size)
             part.copy_(self._reader.tensor(MetadataIndex(name, chunk.offsets)))
         return whole
+
+    def stream(self, name: str) -> Iterator[Data]:
+        """The whole tensor's bytes, in order; DamagedCheckpoint when a piece is wrong."""
+        entry = self._entry(name)
+        chunks = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
+        if any(chunk.sizes[1:] != entry.size[1:] for chunk in chunks):
+            yield from self._bands(name, entry, chunks)
+            return
+        for chunk in sorted(chunks, key=lambda each: each.offsets[:1]):
+            yield from self._reader.stream(MetadataIndex(name, chunk.offsets))
+
+    def _bands(
+        self, name: str, entry: TensorStorageMetadata, chunks: list[ChunkStorageMetadata]
+    ) -> Iterator[Data]:
+        """Rows between two cuts, put together; a piece is kept while it reaches beyond them."""
+        cuts = sorted({c.offsets[0] for c in chunks} | {c.offsets[0] + c.sizes[0] for c in chunks})
+        kept: dict[torch.Size, torch.Tensor] = {}
+        for start, end in pairwise(cuts):
+            band = torch.empty((end - start, *entry.size[1:]), dtype=entry.properties.dtype)
+            for chunk in chunks:
+                last = chunk.offsets[0] + chunk.sizes[0]
+                if chunk.offsets[0] >= end or last <= start:
+                    continue
+                piece = kept.pop(chunk.offsets, None)
+                if piece is None:
+                    piece = self._reader.tensor(MetadataIndex(name, chunk.offsets))
+                if last > end:
+                    kept[chunk.offsets] = piece
+                part = band
+                places = zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)
+                for dim, (at, size) in enumerate(places, 1):
+                    part = part.narrow(dim, at, size)
+                part.copy_(piece.narrow(0, start - chunk.offsets[0], end - start))
+            yield raw_bytes(band)
 
     def _entry(self, name: str) -> TensorStorageMetadata:
         return tensor_index.described(self._metadata, name)

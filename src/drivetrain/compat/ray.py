@@ -24,6 +24,7 @@ from drivetrain.core.requirements import require
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import RUN_DIR
 from drivetrain.train.history import History
+from drivetrain.train.saving.weights import read_weights
 
 if TYPE_CHECKING:
     from ray.train import ScalingConfig
@@ -82,7 +83,7 @@ class RayTrainer(PyTorchDDPTrainer):
         target = None if checkpoint_dir is None else str(Path(checkpoint_dir).absolute())
         given = ray.put((self, train_loader, val_loader, target, max_steps))
         history = self._drive(given, run)
-        weights = torch.load(run.checkpoints / "weights.pt", weights_only=True)
+        weights = read_weights(run.checkpoints)
         self.model.load_state_dict(weights)
         self.best_accuracy = history.best_accuracy
         return history

@@ -39,9 +39,13 @@ class Checkpoint(Section):
     """Also keep those whose step is a multiple of this."""
     keep_best: str | None = None
     """Save at every evaluation that is the best so far by this metric, for example loss or
-    accuracy, and keep it. Its weights are left beside the last ones, in best.pt."""
+    accuracy, and keep it. Its weights are left beside the last ones, in best.pt or best/."""
     keep_best_mode: Literal["min", "max"] = "min"
     """Whether the lowest or the highest is best."""
+    final_weights: Literal["auto", "whole", "sharded"] = "auto"
+    """What the end of a run leaves. whole: weights.pt, gathered on rank 0. sharded: the folder
+    weights/ of safetensors in Hugging Face layout, written by all ranks, beside the checkpoints.
+    auto: weights.pt up to 1 GiB of weights, the folder above. The same for the best ones."""
     resume_from: str | None = None
     """Start from the newest checkpoint of another run: its directory or its checkpoints'."""
 

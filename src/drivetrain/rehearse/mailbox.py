@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store
 
-from drivetrain.checkpoint.shards import raw_bytes
+from drivetrain.checkpoint.weight_files import raw_bytes
 from drivetrain.core.bounded import parse_json
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import RehearsedCall

@@ -17,7 +17,7 @@ from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World, join_world, live_world
 from drivetrain.record.rank_logging import share_console
 from drivetrain.record.session import ProgressPage, mark_training
-from drivetrain.strategies.strategy import strategy_from
+from drivetrain.strategies.strategy import Profile, strategy_from
 from drivetrain.train.contract import model_terms
 from drivetrain.train.engine import Engine
 from drivetrain.train.local_engine import engine_for
@@ -61,6 +61,8 @@ class Assembly:
     """To be raised where no checkpoint has the weights that files should have had."""
     tokenizer: Any = None
     """What the task has of that kind."""
+    weight_bytes: int = 0
+    """Of the whole model's parameters."""
 
     @property
     def config(self) -> RunConfig:
@@ -107,6 +109,7 @@ def assemble(
         new = settled_model(new, feed, world, config, is_live=is_live)
     notes = describe_model(new.model, strategy, world, config, plan.accumulation) + new.notes
     notes += use_float8(new.model, config.precision)
+    weight_bytes = Profile.of(new.model).parameter_bytes
     made = model_terms(new.model) | {"model.pretrained": new.fingerprint}
     sharers = share_batch_norms(new.model, world, config, notes)
     spread = spread_model(task, new, strategy, world, config, source, plan)
@@ -134,6 +137,7 @@ def assemble(
         page,
         unread=new.unread,
         tokenizer=task.tokenizer,
+        weight_bytes=weight_bytes,
     )
 
 

@@ -30,7 +30,7 @@ from drivetrain.train.optimization.own_schedule import refuse_unstepped
 from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_weights import OwnWeights
 from drivetrain.train.saving.run_state import RunState
-from drivetrain.train.saving.weights import write_best, write_weights
+from drivetrain.train.saving.weights import FinalWeights
 from drivetrain.train.setup.feeds import evaluation_feed, evaluation_feeds, validation_sources
 from drivetrain.train.task import Task
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
@@ -41,7 +41,8 @@ class Trainer(OwnRecords, OwnWeights):
     """Trains a task as a config says, on however many ranks were started.
 
     The numbers come from the config, not from the number of ranks. After `fit`, `model` holds this
-    rank's part of the trained model and `<run_dir>/checkpoints/weights.pt` the whole of it.
+    rank's part of the trained model and `<run_dir>/checkpoints` the whole of it (weights.pt, or
+    weights/ where it is large).
     """
 
     def __init__(
@@ -202,7 +203,8 @@ class Trainer(OwnRecords, OwnWeights):
 
     def _train(self, attempt: Attempt, validation: Mapping[str, Source]) -> None:
         """Train, and leave the whole model's weights behind."""
-        assembly, weights = attempt.assembly, attempt.directory.checkpoints / "weights.pt"
+        assembly = attempt.assembly
+        weights = FinalWeights(assembly, attempt.saver, attempt.directory.checkpoints)
         notify = HookCaller(self, self.hooks)
         loop = self._loop(attempt, notify, validation)
         try:
@@ -210,11 +212,11 @@ class Trainer(OwnRecords, OwnWeights):
                 self._run(loop, notify, assembly.total_steps)
         except NotSaved:  # there may be room for the weights, or it is another disk
             with contextlib.suppress(NotSaved):
-                write_weights(assembly, weights, attempt.saver.left_out())
+                weights.write_last()
             raise
-        write_weights(assembly, weights, attempt.saver.left_out())
+        weights.write_last()
         if self.config.checkpoint.keep_best is not None:
-            write_best(assembly.world, attempt.saver, weights.with_name("best.pt"))
+            weights.write_best()
 
     def _run(self, loop: Loop, notify: HookCaller, total_steps: int | None) -> None:
         try:

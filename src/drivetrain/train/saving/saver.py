@@ -7,14 +7,15 @@ follows from the step's number, or was agreed at a pulse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from drivetrain.checkpoint.checkpointer import Saved
 from drivetrain.checkpoint.manifest import Manifest
-from drivetrain.checkpoint.storage import Storage
+from drivetrain.checkpoint.storage import Storage, storage_at
 from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
-from drivetrain.parallel.world import LiveWorld
+from drivetrain.parallel.world import LiveWorld, World
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.requests import StopRequest
 from drivetrain.record.session import Phase
@@ -28,7 +29,14 @@ from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.timetable import Timetable
 
 _LAST_TRIES, _PAUSE_S = 3, 2.0
+_PIECES = "weights-in-pieces"
 Say = Callable[[str], None]
+
+
+def anyones(problem: str, world: World) -> str:
+    """The first rank's that has one, on every rank. A collective call."""
+    rank = world.first_with(bool(problem))
+    return "" if rank is None else world.agree(problem, speaker=rank)
 
 
 class Saver:
@@ -266,6 +274,32 @@ class Saver:
         best = self._run.best()
         good = self._checkpointer.good() if best is not None else []
         return next((m for m in good if best is not None and m.step == best.step), None)
+
+    @contextmanager
+    def last_pieces(self) -> Iterator[tuple[Storage, Manifest | None]]:
+        """A checkpoint of the last step and where it lies; rank 0 has its manifest. Collective.
+
+        The run's own; where there is none, one of the weights alone, which is gone afterwards.
+        """
+        good = self._checkpointer.good() if self._world.is_main else []
+        own = next((m for m in good if m.step == self.at.step), None)
+        if self._world.agree("x" if own is not None else ""):
+            yield self.storage, own
+            return
+        pieces = self._checkpointer.elsewhere(storage_at(f"{self.storage.address}/{_PIECES}"))
+        try:
+            with self._engine.spread.shown_weights():
+                position = self._run.position(self.at.step)
+                done = pieces.save(self._run.whole(), self.at.step, position, contents="weights")
+                saved = pieces.wait() or done
+            problem = anyones("" if saved is None else saved.problem, self._world)
+            if problem:
+                raise NotSaved(f"the trained weights could not be written ({problem})")
+            yield pieces.place, next(iter(pieces.good()), None) if self._world.is_main else None
+        finally:
+            pieces.close()
+            if self._world.is_main:
+                self.storage.remove(_PIECES)
 
     def _stop_here(self, step: int) -> None:
         """All ranks, at the same step: save, and leave with the code that means "resume me"."""

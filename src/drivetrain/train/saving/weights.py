@@ -1,22 +1,117 @@
-"""The trained weights in one file that plain torch can read."""
+"""The trained weights at the end of a run: one file for plain torch, or a folder in shards.
+
+A small model is gathered on rank 0 into `weights.pt`. Any other is never whole on a rank: its last
+checkpoint, which every rank has written a part of, is put together into the files of a Hugging Face
+folder, each by another rank and as a stream of bytes. So is the best one.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from drivetrain.checkpoint.export import export_weights
+from drivetrain.checkpoint import catalogue
+from drivetrain.checkpoint.export import SharedExport, export_weights
 from drivetrain.checkpoint.failures import reason
-from drivetrain.checkpoint.manifest import DamagedCheckpoint
+from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest
+from drivetrain.checkpoint.storage import Storage, storage_at
+from drivetrain.checkpoint.weight_files import INDEX
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.files import beside, make_folder, sync_path
-from drivetrain.parallel.world import World
+from drivetrain.parallel.world import LiveWorld
 from drivetrain.train.assemble import Assembly
-from drivetrain.train.saving.saver import Saver
+from drivetrain.train.saving.pretrained import keep_companions
+from drivetrain.train.saving.saver import Saver, anyones
+from drivetrain.train.weights.safetensors import open_folder, read_part
+
+WHOLE_BYTES = 1 << 30
+"""Weights up to here are written as one file, unless the config says otherwise."""
+LAST, BEST = "weights", "best"
+_ROOM = "make room, or see that it can be written"
+
+
+class FinalWeights:
+    """What a run leaves when it ends. Its methods are collective calls."""
+
+    def __init__(self, assembly: Assembly, saver: Saver, folder: Path) -> None:
+        self._assembly, self._world = assembly, assembly.world
+        self._saver, self._folder = saver, folder
+
+    def write_last(self) -> None:
+        """The weights as they are now; NotSaved, on every rank, when they cannot be written."""
+        path = self._folder / f"{LAST}.pt"
+        if not self._in_shards():
+            write_weights(self._assembly, path, self._saver.left_out())
+            self._drop(lambda: self._saver.storage.remove(LAST))
+            return
+        what = f"the trained weights could not be written to {self._saver.storage.address}/{LAST}"
+        remedy = f"{_ROOM}, and run the same command again"
+        with self._saver.last_pieces() as (storage, manifest):
+            self._put_together(storage, manifest, LAST, (what, remedy))
+        self._drop(lambda: path.unlink(missing_ok=True))
+
+    def write_best(self) -> None:
+        """The best checkpoint's weights beside the last ones."""
+        path = self._folder / f"{BEST}.pt"
+        manifest = self._saver.best_checkpoint() if self._world.is_main else None
+        if not self._world.agree("" if manifest is None else manifest.folder):
+            return
+        where = path if not self._in_shards() else f"{self._saver.storage.address}/{BEST}"
+        what = f"the best weights could not be written to {where}"
+        remedy = f"{_ROOM}; `drivetrain checkpoint export --best` makes them too"
+        if self._in_shards():
+            self._put_together(self._saver.storage, manifest, BEST, (what, remedy))
+            self._drop(lambda: path.unlink(missing_ok=True))
+            return
+        problem = "" if manifest is None else _tried(lambda: self._export(manifest, path))
+        if problem := self._world.agree(problem):
+            raise NotSaved(f"{what} ({problem}); {remedy}")
+        self._drop(lambda: self._saver.storage.remove(BEST))
+
+    def _export(self, manifest: Manifest, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        export_weights(self._saver.storage, manifest, path)
+
+    def _in_shards(self) -> bool:
+        said = self._assembly.config.checkpoint.final_weights
+        if said != "auto" or isinstance(self._world, LiveWorld):  # each replica is whole
+            return said == "sharded"
+        return self._assembly.weight_bytes > WHOLE_BYTES
+
+    def _put_together(
+        self, storage: Storage, manifest: Manifest | None, name: str, said: tuple[str, str]
+    ) -> None:
+        """From a checkpoint in `storage`, which rank 0 knows, to a folder beside the run's own."""
+        world, target = self._world, self._saver.storage
+        folder = world.agree("" if manifest is None else manifest.folder)
+        problem = ""
+        if world.is_main:
+            # its index first: whoever looks meanwhile finds none, and says so
+            problem = _tried(lambda: target.remove(f"{name}/{INDEX}"))
+            problem = problem or _tried(lambda: target.remove(name))
+            problem = problem or keep_companions(self._assembly, target)
+        problem = world.agree(problem)
+        exports: list[SharedExport] = []
+
+        def write() -> None:
+            found = catalogue.read_manifest(storage, folder, check_sizes=False)
+            exports.append(SharedExport(storage, found, world.layout.world_size))
+            exports[0].write(target, name, world.rank)
+
+        problem = anyones(problem or _tried(write), world)
+        if world.is_main and not problem:
+            problem = _tried(lambda: exports[0].finish(target, name))
+        if problem := world.agree(problem):
+            raise NotSaved(f"{said[0]} ({problem}); {said[1]}")
+
+    def _drop(self, act: Callable[[], Any]) -> None:
+        """What an earlier attempt left in the other form would be taken for this one's."""
+        if self._world.is_main:
+            act()
 
 
 def write_weights(assembly: Assembly, path: Path, left_out: Collection[str] = ()) -> None:
@@ -24,35 +119,29 @@ def write_weights(assembly: Assembly, path: Path, left_out: Collection[str] = ()
     weights = assembly.engine.spread.full_state(
         lambda name: name not in left_out, keep=assembly.world.is_main
     )
-    problem = _write(weights, path) if assembly.world.is_main else ""
+    problem = _tried(lambda: _replace(weights, path)) if assembly.world.is_main else ""
     if problem := assembly.world.agree(problem):
         raise NotSaved(
-            f"the trained weights could not be written to {path} ({problem}); make room, or see "
-            "that it can be written, and run the same command again"
+            f"the trained weights could not be written to {path} ({problem}); {_ROOM}, and run "
+            "the same command again"
         )
 
 
-def write_best(world: World, saver: Saver, path: Path) -> None:
-    """The best checkpoint's weights beside the last ones. Rank 0 reads and writes them."""
-    problem = ""
-    if world.is_main and (manifest := saver.best_checkpoint()) is not None:
-        try:
-            path.unlink(missing_ok=True)
-            export_weights(saver.storage, manifest, path)
-        except (OSError, RuntimeError, DamagedCheckpoint) as error:
-            problem = reason(error)
-    if problem := world.agree(problem):
-        raise NotSaved(
-            f"the best weights could not be written to {path} ({problem}); make room, or see that "
-            "it can be written; `drivetrain checkpoint export --best` makes them too"
-        )
+def read_weights(checkpoints: Path, name: str = LAST) -> dict[str, torch.Tensor]:
+    """What a run has left, in either form, whole."""
+    if (checkpoints / f"{name}.pt").exists():
+        whole: dict[str, torch.Tensor] = torch.load(checkpoints / f"{name}.pt", weights_only=True)
+        return whole
+    storage = storage_at(checkpoints / name)
+    stored = open_folder(storage.address).tensors
+    return {key: read_part(storage, each, ()) for key, each in stored.items()}
 
 
-def _write(weights: dict[str, Any], path: Path) -> str:
+def _tried(act: Callable[[], Any]) -> str:
     """What went wrong, if something did. Torch's own writer says it with a RuntimeError."""
     try:
-        _replace(weights, path)
-    except (OSError, RuntimeError) as error:
+        act()
+    except (OSError, RuntimeError, DamagedCheckpoint) as error:
         return reason(error)
     return ""
 

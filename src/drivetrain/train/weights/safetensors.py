@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from drivetrain.checkpoint.storage import LocalStorage, Storage, storage_at
-from drivetrain.checkpoint.weight_files import INDEX
+from drivetrain.checkpoint.weight_files import DTYPES, INDEX
 from drivetrain.core.bounded import SMALL_BYTES, parse_json
 from drivetrain.core.text import readable_bytes
 from drivetrain.train.weights.recording import Box
@@ -33,20 +33,6 @@ _AT_ONCE = 64 << 20
 _SHORT = 1 << 20
 """From an object store shorter runs are not asked for one by one, but with what lies between."""
 _PROBED = 4096
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class NotReadable(Exception):
@@ -64,7 +50,7 @@ class Stored:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
+        return DTYPES[self.dtype]
 
     @property
     def num_bytes(self) -> int:
@@ -165,7 +151,7 @@ def _header(storage: Storage, file: str, digest: Any) -> Iterator[tuple[str, Sto
 def _stored(file: str, name: str, facts: Any, begin: int, size: int) -> Stored:
     start, stop = facts["data_offsets"]
     shape = tuple(facts["shape"])
-    if facts["dtype"] not in _DTYPES:
+    if facts["dtype"] not in DTYPES:
         raise NotReadable(f"{name} in {file} is in {facts['dtype']}, which is not read")
     if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, stop)):
         raise NotReadable(f"{name} in {file} has no plain shape and place")

@@ -98,11 +98,9 @@ def orphans(expected: set[int], patience_s: float = 2.0) -> list[str]:
 
 def weights_fingerprint(run_dir: Path) -> str:
     """Of the trained weights, every bit."""
-    import torch
+    from drivetrain.train.saving.weights import read_weights, weights_sha256
 
-    from drivetrain.train.saving.weights import weights_sha256
-
-    return weights_sha256(torch.load(run_dir / "checkpoints" / "weights.pt", weights_only=True))
+    return weights_sha256(read_weights(run_dir / "checkpoints"))
 
 
 _DISK_MB = 24
