@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
   gpu-smoke horovod layers ledger lint lock matrix migrations muon mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
-  resume-matrix setup setup-min simulations slow streams targets test types verdicts wheel-check
+  resume-matrix save-plan setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -167,8 +167,12 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/python -m benchmarks scale --output benchmarks/results/scale
 	$(BIN)/python -m benchmarks reading --output benchmarks/results/reading
 	$(BIN)/python -m benchmarks first-weights --output benchmarks/results/first-weights
+	$(BIN)/python -m benchmarks save-plan --output benchmarks/results/save-plan
 	$(BIN)/python -m benchmarks slow-link --output benchmarks/results/slow-link
 	$(BIN)/python -m benchmarks ray --output benchmarks/results/ray
+
+save-plan:                        ## a save's plan and index at 4,096 ranks × 1,000 tensors: seconds and memory of any one process
+	$(BIN)/python -m benchmarks save-plan --output benchmarks/results/save-plan
 
 rehearsals:                       ## our GPT and Llama at 8, 256 and 4,096 ranks, fsdp × tp × pp
 	$(BIN)/python -m tests.rehearse.table benchmarks/results/rehearse

@@ -17,6 +17,7 @@ from benchmarks.reading.bench import run_reading
 from benchmarks.steps import campaign
 from benchmarks.targets.ray import run_ray
 from benchmarks.targets.start import run_start
+from benchmarks.weights.save_plan import run_save_plan
 from benchmarks.weights.start import run_first_weights
 from drivetrain.testing.hosts import make_hosts
 
@@ -83,6 +84,11 @@ BENCHMARKS = {
         "peak memory and bytes read of a sharded start, 607 million parameters on four ranks",
         1,
         lambda folder, _, __: run_first_weights(folder),
+    ),
+    "save-plan": Benchmark(
+        "a save's plan and index at 4,096 ranks × 1,000 tensors, next to torch's planner",
+        1,
+        lambda folder, _, __: run_save_plan(folder),
     ),
     "slow-link": Benchmark(
         "time to the same loss over slow links: tuned ddp, compressors, local SGD, DiLoCo",

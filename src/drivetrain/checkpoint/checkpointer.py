@@ -1,6 +1,6 @@
 """Checkpointer: `save`, `wait`, `load`. A checkpoint exists once its manifest does.
 
-A save copies what it needs (that is all a step waits for) and goes on in a thread: torch plans who
+A save copies what it needs (that is all a step waits for) and goes on in a thread: ranks settle who
 writes what, every rank writes its file, and when all are safe rank 0 writes the manifest. A save
 that fails leaves no checkpoint, costs no step, and is tried again at the next.
 """
@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -43,7 +43,8 @@ from drivetrain.checkpoint.manifest import (
     folder_name,
 )
 from drivetrain.checkpoint.retention import outdated
-from drivetrain.checkpoint.shards import ShardReader, ShardWriter
+from drivetrain.checkpoint.shards import ShardReader, ShardWriter, SharePlanner
+from drivetrain.checkpoint.sharing import Sharing
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.checkpoint.storage import Storage
@@ -105,6 +106,7 @@ class Checkpointer:
         self._contract = contract or Contract()
         # saves talk beside the steps, so they need lines of their own
         self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
+        self._sharing = Sharing(self._group)
         self._stager = CopyInMemory(world.accelerator)
         self._pending: _Pending | None = None
 
@@ -182,12 +184,15 @@ class Checkpointer:
                 self._world.rank,
                 lambda files: self._commit(manifest, files),
                 self._stager.synchronize_staging,
+                None if no_dist else self._group,
             ),
-            planner=DefaultSavePlanner(flatten_state_dict=False),
+            planner=SharePlanner(Sharing(None) if no_dist else self._sharing),
             # one process alone sends nothing, but torch asks its group for a CPU backend
             process_group=self._group or self._world.host_group,
             async_stager=self._stager,
             no_dist=no_dist,
+            # what ranks must know of each other they tell in `sharing`, and when they finish
+            use_collectives=False,
         )
         ended = time.perf_counter()
         self._pending = _Pending(step, folder, _as_future(future), ended, ended - began)

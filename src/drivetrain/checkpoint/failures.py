@@ -8,6 +8,10 @@ from drivetrain.checkpoint import lineage
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
 
+class RanksFailed(Exception):
+    """A save that failed on some rank, on all of them; its text is that rank's reason."""
+
+
 def no_good_one(folder: str, address: str) -> EnvironmentProblem:
     """Nobody would want a long run to begin anew without being asked."""
     rule = f"{folder} is damaged, and no checkpoint before it is good"
@@ -36,5 +40,7 @@ def causes(error: BaseException) -> list[BaseException]:
 def reason(error: BaseException) -> str:
     """The first real cause in one line."""
     cause = causes(error)[-1]
+    if isinstance(cause, RanksFailed):
+        return str(cause)
     text = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

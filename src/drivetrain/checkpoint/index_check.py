@@ -27,7 +27,9 @@ Box = tuple[Sequence[int], Sequence[int]]
 def read_index(data: bytes, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The document, checked against the checkpoint's files and their sizes in bytes."""
     try:
-        tensors = parse_json(data)
+        # one document, or a line for each rank that has written some of it
+        lines = data.split(b"\n") if b"}\n{" in data else [data]
+        tensors = merged(map(parse_json, lines))
         taken: dict[str, list[tuple[int, int]]] = {}
         for name, entry in tensors.items():
             _check_tensor(name, entry, sizes, taken)
@@ -39,6 +41,20 @@ def read_index(data: bytes, sizes: Mapping[str, int]) -> dict[str, Any]:
         if _overlap_on_a_line(ranges):
             raise DamagedCheckpoint(f"{NAME} lists pieces that overlap in {file}")
     found: dict[str, Any] = tensors
+    return found
+
+
+def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Pieces of the same tensors, from several ranks; ValueError when they are not of one form."""
+    found: dict[str, Any] = {}
+    for document in documents:
+        for name, entry in document.items():
+            known = found.setdefault(name, entry)
+            if known is entry:
+                continue
+            if any(known[key] != entry[key] for key in ("dtype", "size")):
+                raise ValueError(f"{name} has two forms")
+            known["chunks"] += entry["chunks"]
     return found
 
 

@@ -1,18 +1,24 @@
 """Shards: how torch's distributed checkpointing reads and writes our files.
 
-torch plans who writes what, removes duplicates and re-shards on load; here the planned pieces go to
-one file per rank, raw, with a checksum each, and come back checked. Tensors only.
+torch says which pieces a rank holds, and re-shards on load; who writes what several hold is settled
+in `sharing`. Pieces go to one file per rank, raw, with a checksum each, and come back checked.
+Tensors only.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import (
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
@@ -25,9 +31,11 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from drivetrain.checkpoint import tensor_index
+from drivetrain.checkpoint import lineage, tensor_index
+from drivetrain.checkpoint.failures import RanksFailed, reason
 from drivetrain.checkpoint.index_check import MOST_INDEX_BYTES
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, checksum
+from drivetrain.checkpoint.sharing import Held, Sharing, hear_first, receive_from, send_to_first
 from drivetrain.checkpoint.storage import Storage
 from drivetrain.checkpoint.tensor_index import Piece
 from drivetrain.checkpoint.weight_files import raw_bytes
@@ -36,16 +44,40 @@ Commit = Callable[[list[File]], None]
 _AT_ONCE = 16 << 20
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What a rank tells the coordinator about each piece, and about its file."""
+class SharePlanner(DefaultSavePlanner):
+    """Torch's plan of what this rank holds, less what others write."""
 
-    piece: Piece
-    file: File
+    def __init__(self, sharing: Sharing) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._sharing = sharing
+
+    def create_local_plan(self) -> SavePlan:
+        """The pieces of this rank. A collective call."""
+        items = super().create_local_plan().items
+        mine = self._sharing.of([_held(item) for item in items])
+        self.plan = SavePlan([item for item, is_mine in zip(items, mine, strict=True) if is_mine])
+        return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Of this rank alone: that its pieces are not the whole is no mistake."""
+        self.global_plan, self.metadata = create_default_global_save_plan(all_plans)
+        return self.global_plan, self.metadata
+
+
+def _held(item: WriteItem) -> Held:
+    data = item.tensor_data
+    if data is None:
+        raise TypeError(f"{item.index.fqn}: only tensors are stored as pieces")
+    count = math.prod(data.chunk.sizes)
+    offsets = tuple(item.index.offset or ())
+    return Held(item.index.fqn, offsets, count * data.properties.dtype.itemsize)
 
 
 class ShardWriter(StorageWriter):
-    """One rank's file; the coordinator adds the index and commits."""
+    """One rank's file. Rank 0 of the group hears what each has written, adds the index and commits.
+
+    A rank that cannot write says so there, and then all of them have failed.
+    """
 
     def __init__(
         self,
@@ -54,12 +86,16 @@ class ShardWriter(StorageWriter):
         rank: int,
         commit: Commit,
         await_copies: Callable[[], None] = lambda: None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._await_copies = await_copies
         self._place = place
         self._folder = folder
         self._name = f"data-{rank:05d}.bin"
         self._commit = commit
+        self._group = group
+        self._file: File | None = None
+        self._problem = ""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A writer serves one checkpoint."""
@@ -77,44 +113,86 @@ class ShardWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """All of this rank's pieces, one after the other."""
-        written: list[tuple[WriteItem, Piece]] = []
         done: Future[list[WriteResult]] = Future()
-        if not plan.items:
-            done.set_result([])
-            return done
+        written: list[WriteResult] = []
+        try:
+            if plan.items:
+                written = self._write(plan.items, planner)
+        except Exception as error:  # the others wait to be told
+            self._problem = reason(error)
+        done.set_result(written)
+        return done
+
+    def _write(self, items: Sequence[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         self._await_copies()
+        written = []
         start, whole = 0, 0
         with self._place.writing(f"{self._folder}/{self._name}") as file:
-            for item in plan.items:
+            for item in items:
                 data = raw_bytes(cast(torch.Tensor, planner.resolve_data(item)))
                 file.write(data)
                 piece = Piece(self._name, start, len(data), checksum(data))
                 whole = zlib.crc32(data, whole)
                 start += len(data)
-                written.append((item, piece))
-        entry = File(self._name, start, f"{whole:08x}")
-        done.set_result(
-            [
-                WriteResult(item.index, piece.length, _Written(piece, entry))
-                for item, piece in written
-            ]
-        )
-        return done
+                written.append(WriteResult(item.index, piece.length, piece))
+        self._file = File(self._name, start, f"{whole:08x}")
+        return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, once every rank's file is safe: the index, then the commit."""
-        written = {result.index: result.storage_data for rank in results for result in rank}
-        pieces = {index: each.piece for index, each in written.items()}
-        index = tensor_index.to_json(metadata, pieces)
-        with self._place.writing(f"{self._folder}/{tensor_index.NAME}") as file:
-            file.write(index)
-        files = {each.file for each in written.values()}
-        self._commit(
-            [
-                *sorted(files, key=lambda file: file.name),
-                File(tensor_index.NAME, len(index), checksum(index)),
-            ]
-        )
+        """Once every rank's file is safe: the index, then the commit. A collective call."""
+        own = self._told(metadata, results)
+        if self._group is not None and dist.get_rank(self._group):
+            send_to_first(own, self._group)
+            outcome = ["", ""]
+        else:
+            outcome = self._conclude(own)
+        if self._group is not None:
+            outcome = json.loads(hear_first(json.dumps(outcome).encode(), self._group))
+        kind, text = outcome
+        if kind:
+            raise lineage.StaleAttempt(text) if kind == "stale" else RanksFailed(text)
+
+    def _told(self, metadata: Metadata, results: list[list[WriteResult]]) -> bytes:
+        """What rank 0 hears of this one: how it went, its file, and a line for the index."""
+        facts = None if self._file is None else [self._file.size, self._file.crc32]
+        head = json.dumps([self._problem, self._name, facts]).encode()
+        pieces = {each.index: each.storage_data for rank in results for each in rank}
+        return head + b"\n" + (b"{}" if self._problem else tensor_index.to_json(metadata, pieces))
+
+    def _conclude(self, own: bytes) -> list[str]:
+        """The kind of failure, if it is one, and what to say of it."""
+        problems: list[str] = []
+        files: list[File] = []
+
+        def lines() -> Iterator[bytes]:
+            for told in self._everyones(own):
+                head, _, line = told.partition(b"\n")
+                problem, name, facts = json.loads(head)
+                problems.extend([problem] if problem else [])
+                files.extend([] if facts is None else [File(name, *facts)])
+                yield line
+
+        heard = lines()
+        try:
+            with self._place.writing(f"{self._folder}/{tensor_index.NAME}") as file:
+                size, crc32 = tensor_index.write_lines(heard, file)
+            if problems:
+                return ["failed", problems[0]]
+            files.sort(key=lambda each: each.name)
+            self._commit([*files, File(tensor_index.NAME, size, crc32)])
+        except lineage.StaleAttempt as error:
+            return ["stale", str(error)]
+        except Exception as error:
+            for _ in heard:  # the others have something to say before they listen
+                pass
+            return ["failed", problems[0] if problems else reason(error)]
+        return ["", ""]
+
+    def _everyones(self, own: bytes) -> Iterator[bytes]:
+        yield own
+        if self._group is not None:
+            for rank in range(1, dist.get_world_size(self._group)):
+                yield receive_from(rank, self._group)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003

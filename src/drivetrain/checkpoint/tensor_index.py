@@ -2,13 +2,19 @@
 
 torch keeps this in a pickle, and loading a pickle runs whatever is in it. This is the same
 information as plain text: reading a checkpoint never runs code from it.
+
+Of thousands of ranks it is a line for each, as they came, and never in memory as a whole when it is
+written; of fewer, one line with what all of them have written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import BinaryIO
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -20,10 +26,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from drivetrain.checkpoint.index_check import NAME, read_index
+from drivetrain.checkpoint.index_check import NAME, merged, read_index
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 
-__all__ = ["NAME", "Piece", "described", "from_json", "to_json"]
+__all__ = ["NAME", "Piece", "described", "from_json", "to_json", "write_lines"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,32 @@ class Piece:
     crc32: str
 
 
+MOST_MERGED = 32 << 20
+"""Bytes of lines that are put together into one."""
+
+
+def write_lines(lines: Iterable[bytes], file: BinaryIO) -> tuple[int, str]:
+    """The index out of each rank's; its size and checksum."""
+    held: list[bytes] = []
+    total = 0
+    source = iter(lines)
+    for line in source:
+        held.append(line)
+        total += len(line)
+        if total > MOST_MERGED:
+            break
+    else:
+        held = [json.dumps(merged(map(json.loads, held))).encode()]
+    size, crc32 = 0, 0
+    for number, line in enumerate(chain(held, source)):
+        data = b"\n" + line if number else line
+        file.write(data)
+        size, crc32 = size + len(data), zlib.crc32(data, crc32)
+    return size, f"{crc32:08x}"
+
+
 def to_json(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> bytes:
-    """The index of a checkpoint as it was planned and written."""
+    """What a rank has written, as it was planned."""
     tensors = {}
     for name, tensor in metadata.state_dict_metadata.items():
         if not isinstance(tensor, TensorStorageMetadata):
