@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
-  gpu-smoke horovod layers ledger lint lock matrix migrations muon mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -170,6 +170,9 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/python -m benchmarks save-plan --output benchmarks/results/save-plan
 	$(BIN)/python -m benchmarks slow-link --output benchmarks/results/slow-link
 	$(BIN)/python -m benchmarks ray --output benchmarks/results/ray
+
+large-model:                      ## 607 million parameters on four ranks: memory from the start over a kill to the final files
+	$(BIN)/python -m benchmarks large-model --output benchmarks/results/large-model
 
 save-plan:                        ## a save's plan and index at 4,096 ranks × 1,000 tensors: seconds and memory of any one process
 	$(BIN)/python -m benchmarks save-plan --output benchmarks/results/save-plan

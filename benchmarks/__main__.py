@@ -17,6 +17,7 @@ from benchmarks.reading.bench import run_reading
 from benchmarks.steps import campaign
 from benchmarks.targets.ray import run_ray
 from benchmarks.targets.start import run_start
+from benchmarks.weights.life import run_life
 from benchmarks.weights.save_plan import run_save_plan
 from benchmarks.weights.start import run_first_weights
 from drivetrain.testing.hosts import make_hosts
@@ -84,6 +85,11 @@ BENCHMARKS = {
         "peak memory and bytes read of a sharded start, 607 million parameters on four ranks",
         1,
         lambda folder, _, __: run_first_weights(folder),
+    ),
+    "large-model": Benchmark(
+        "memory of each rank from start over save, kill and resume to the final files, four ranks",
+        1,
+        lambda folder, _, __: run_life(folder),
     ),
     "save-plan": Benchmark(
         "a save's plan and index at 4,096 ranks × 1,000 tensors, next to torch's planner",

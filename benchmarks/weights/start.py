@@ -51,7 +51,9 @@ def _run(folder: Path, said: dict[str, str], num_ranks: int) -> list[dict[str, A
         facts = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "RANK": rank}
         env = {**os.environ, **{key: str(value) for key, value in facts.items()}}
         env |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        words = [sys.executable, "-m", "benchmarks.weights.worker", json.dumps(model), str(folder)]
+        said_all = {"model": model, "checkpoint": {"every_steps": None}, "max_steps": 3}
+        words = [sys.executable, "-m", "benchmarks.weights.worker", json.dumps(said_all)]
+        words.append(str(folder))
         process = subprocess.Popen(
             words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -33,8 +32,6 @@ class Marks(Hook):
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
         mark(f"step {step}")
-        if step == 2:
-            os._exit(0)  # the end of a run is another matter
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -50,12 +47,10 @@ def main() -> None:
     config = {
         "global_batch_size": 4,
         "micro_batch_size": 1,
-        "max_steps": 3,
         "output_dir": f"{sys.argv[2]}/runs",
         "parallel": {"strategy": "fsdp"},
-        "checkpoint": {"every_steps": None},
         "record": {"progress": "none", "sinks": []},
-        "model": json.loads(sys.argv[1]),
+        **json.loads(sys.argv[1]),
     }
     generator = torch.Generator().manual_seed(0)
     size = (64, _LENGTH + 1)

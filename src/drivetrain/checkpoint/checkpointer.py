@@ -100,6 +100,8 @@ class Checkpointer:
         """What is not as it was when the loaded checkpoint was saved."""
         self.scores: dict[int, float] = {}
         """By step: the metric that `keep_best` goes by."""
+        self.copied_bytes = 0
+        """Of this rank's host memory that the latest save was copied to."""
         self._rule = rule
         self._world = world
         self._strategy = strategy
@@ -194,6 +196,7 @@ class Checkpointer:
             # what ranks must know of each other they tell in `sharing`, and when they finish
             use_collectives=False,
         )
+        self.copied_bytes = self._stager.num_bytes
         ended = time.perf_counter()
         self._pending = _Pending(step, folder, _as_future(future), ended, ended - began)
         if not self._rule.asynchronous:
@@ -232,6 +235,7 @@ class Checkpointer:
                 problem = reason(error)
                 if self._world.is_main:
                     self.place.remove(pending.folder)
+        self._stager.written()
         now = time.perf_counter()
         return Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
 

@@ -8,7 +8,9 @@ have arrived (`synchronize_staging`, which blocks the writing thread). What a fo
 itself (running statistics, a teacher's weights: everything that is neither trained nor optimizer
 state) is copied on the steps' own stream.
 
-The copies' memory is kept from save to save.
+A copy is as large as what a rank saves of weights and optimizer state, and there is never more than
+one. On the CPU its memory is given back when the save is over; page-locked memory, which takes long
+to get, is kept from save to save.
 """
 
 from __future__ import annotations
@@ -90,6 +92,16 @@ class CopyInMemory(AsyncStager):
             self._look_for_changes()
         if self._torn:
             raise RuntimeError(f"{self._torn} was changed while it was being copied")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of host memory that the copies take."""
+        return sum(own_part(tensor).nbytes for tensor in self._kept.values())
+
+    def written(self) -> None:
+        """The save is over."""
+        if self._accelerator.is_cpu:
+            self.close()
 
     def close(self) -> None:
         """Give the memory back."""

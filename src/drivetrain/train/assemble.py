@@ -20,6 +20,7 @@ from drivetrain.record.session import ProgressPage, mark_training
 from drivetrain.strategies.strategy import Profile, strategy_from
 from drivetrain.train.contract import model_terms
 from drivetrain.train.engine import Engine
+from drivetrain.train.host_memory import give_back_freed
 from drivetrain.train.local_engine import engine_for
 from drivetrain.train.numerics.float8 import use_float8
 from drivetrain.train.optimization.build import learning_rate, make_optimizer
@@ -104,6 +105,8 @@ def assemble(
     if task.adapter is not None:
         task.adapter.on_planned(config, total_steps)
     strategy = strategy_from(config, plan.blocks())
+    if is_own_world and config.parallel.traits.shards and world.accelerator.is_cpu:
+        give_back_freed()
     new = new_model(task, strategy, world, config, is_rehearsed=not is_own_world)
     if is_own_world:  # a rehearsal needs no values, and has nobody to agree with
         new = settled_model(new, feed, world, config, is_live=is_live)

@@ -15,6 +15,7 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import Storage, storage_at
 from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
+from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.world import LiveWorld, World
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.requests import StopRequest
@@ -77,6 +78,7 @@ class Saver:
         self._ends = False
         self._evaluated_at = -1
         """After which step."""
+        self._has_said_size = False
 
     def begin(self) -> None:
         """The run is about to step: listen, and say where it resumes from."""
@@ -190,11 +192,23 @@ class Saver:
             if are_taken_back:
                 self._checkpointer.before_change()
         self._note(before)
+        self._say_what_is_copied()
         self._last_saved = step
         if before is None or before.step != step or not before.problem:
             self._timetable.forgive()  # a save that was not waited for makes up for the one before
         self._timetable.settle_next(step)
         self._page.note(Phase.STEPPING)
+
+    def _say_what_is_copied(self) -> None:
+        """Once: memory that nothing else of a run shows."""
+        size = self._checkpointer.copied_bytes
+        if self._world.is_main and size and not self._has_said_size:
+            self._has_said_size = True
+            until = "until it is written" if self._world.accelerator.is_cpu else "page-locked, kept"
+            self._say(
+                f"checkpoints: a save takes {readable_bytes(size)} of host memory on rank 0 for a "
+                f"copy ({until})"
+            )
 
     def _take_turn(self, step: int) -> bool:
         """Among live replicas the first seat writes; a new holder of it begins an attempt."""
