@@ -62,7 +62,15 @@ GROUPS = {
                 f"tests/unit/test_{name}.py"
                 for name in (
                     *("checkpoint", "on_disk", "timetable", "batches", "refused", "train"),
-                    *("skipped_steps", "misused_task", "step", "group", "digest", "blame"),
+                    *(
+                        "skipped_steps",
+                        "misused_task",
+                        "step",
+                        "group",
+                        "digest",
+                        "blame",
+                        "sharing",
+                    ),
                     "stopping",
                 )
             ),
@@ -76,6 +84,7 @@ GROUPS = {
                     *("checkpoint_verbs", "damaged", "full_disk", "other_model", "resume", "live"),
                     *("streams", "stream_ranks", "stream_resume", "samplers", "evaluation"),
                     *("keep_loop", "ending", "trained_only", "ema"),
+                    "final_weights",
                 )
             ),
             "tests/launch/test_failure.py",
