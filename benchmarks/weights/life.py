@@ -13,15 +13,14 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.weights.model import num_bytes, save_files
+from benchmarks.weights.ranks import start_ranks
 from drivetrain.record.session import RUN_DIR
 
 _WAYS = {"from nothing": {"initialization": "keyed"}, "pretrained": {"pretrained": "FILES"}}
@@ -147,24 +146,11 @@ def _life(folder: Path, model: dict[str, str], num_ranks: int) -> list[dict[str,
 
 
 def _start(folder: Path, model: dict[str, str], num_ranks: int) -> list[_Rank]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = []
-    for rank in range(num_ranks):
-        facts = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "RANK": rank}
-        env = {**os.environ, **{key: str(value) for key, value in facts.items()}}
-        env |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env[RUN_DIR] = str(folder / "run")
-        # between two steps: beside one, four ranks' copies and gradients are more than 24 GB hold
-        saves = {"every_steps": 2, "asynchronous": False}
-        said = {"model": model, "checkpoint": saves, "max_steps": 3}
-        argv = [sys.executable, "-m", "benchmarks.weights.worker", json.dumps(said), str(folder)]
-        process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        ranks.append(_Rank(process))
-    return ranks
+    # between two steps: beside one, four ranks' copies and gradients are more than 24 GB hold
+    saves = {"every_steps": 2, "asynchronous": False}
+    config = {"model": model, "checkpoint": saves, "max_steps": 3}
+    env = {RUN_DIR: str(folder / "run")}
+    return [_Rank(process) for process in start_ranks(folder, config, num_ranks, env)]
 
 
 def _until(mark: str, ranks: list[_Rank], phase: str | None = None) -> None:

@@ -8,16 +8,14 @@ places; its peak (VmHWM) and the bytes it has read (/proc/…/io) are taken from
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.weights.model import PARTS, num_bytes, save_files
+from benchmarks.weights.ranks import start_ranks
 
 _WAYS = {
     "from nothing, keyed": {"initialization": "keyed"},
@@ -43,21 +41,8 @@ def run_first_weights(output: Path, num_ranks: int = 4) -> str:
 
 def _run(folder: Path, said: dict[str, str], num_ranks: int) -> list[dict[str, Any]]:
     model = {key: value.replace("FILES", str(folder / "files")) for key, value in said.items()}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = []
-    for rank in range(num_ranks):
-        facts = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "RANK": rank}
-        env = {**os.environ, **{key: str(value) for key, value in facts.items()}}
-        env |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        said_all = {"model": model, "checkpoint": {"every_steps": None}, "max_steps": 3}
-        words = [sys.executable, "-m", "benchmarks.weights.worker", json.dumps(said_all)]
-        words.append(str(folder))
-        process = subprocess.Popen(
-            words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        ranks.append(process)
+    config = {"model": model, "checkpoint": {"every_steps": None}, "max_steps": 3}
+    ranks = start_ranks(folder, config, num_ranks, env={})
     try:
         return _follow(ranks)
     finally:
