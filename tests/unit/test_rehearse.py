@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
+import pickle
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -107,6 +110,17 @@ def test_whole_numbers_and_single_values_stay_real() -> None:
         assert torch.zeros(1).item() == 0.0
         assert (torch.zeros(3) + 2).sum().item() == 1.0  # not known: answered, and noted
     assert len(tensors.values_read) == 1
+
+
+def test_a_fake_tensor_is_sent_as_its_shape_until_the_rehearsal_is_over() -> None:
+    """How a class is pickled is a matter of the whole process: exports write fake tensors, too."""
+    with FakeTensorDispatch(LiveBytes()) as tensors:
+        with tensors.fake:
+            sent = pickle.dumps(torch.empty(3, 5))
+        received = pickle.loads(sent)  # noqa: S301
+        assert isinstance(received, FakeTensor)
+        assert received.shape == (3, 5)
+    assert FakeTensor not in copyreg.dispatch_table
 
 
 def test_a_limit_is_noted_where_it_is_passed() -> None:

@@ -11,7 +11,7 @@ import copyreg
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -130,9 +130,20 @@ class FakeTensorDispatch(TorchDispatchMode):
         self.values_read: list[Line | None] = []
         self.builds = False
         """While the model is built, everything is fake."""
-        # a pipeline's last stage sends its output as an object: to other ranks it is a shape
+
+    def __enter__(self) -> Self:
+        """From here on a fake tensor is sent as its shape.
+
+        A pipeline's last stage sends its output to other ranks as an object.
+        """
         copyreg.pickle(FakeTensor, _sent_as_shape)
         _Received.made_by = self.fake
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        copyreg.dispatch_table.pop(FakeTensor, None)  # it is the whole process's
 
     def __torch_dispatch__(
         self,
