@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from drivetrain.config.schema import Optimization
 from drivetrain.train.optimization.optimizers import Optimizers, from_config
 from drivetrain.train.task import Task, Total
+from examples.moe import GPT as ExpertGPT
 from tests.gpt_task import GPT, VOCABULARY
 
 NUM_SAMPLES, LENGTH, LAYERS, WIDTH = 44, 16, 4, 32
@@ -123,11 +124,57 @@ def llama() -> nn.Module:
     )
 
 
+def mixtral(**changes: Any) -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    make: Callable[[Any], nn.Module] = MixtralForCausalLM
+    return make(MixtralConfig(**{**_with_experts(), "num_local_experts": 4, **changes}))
+
+
+def qwen_moe(**changes: Any) -> nn.Module:
+    """With an expert that every token goes to beside those that are chosen."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    make: Callable[[Any], nn.Module] = Qwen2MoeForCausalLM
+    own = {
+        "num_experts": 4,
+        "moe_intermediate_size": WIDTH,
+        "shared_expert_intermediate_size": WIDTH,
+        "decoder_sparse_step": 1,
+    }
+    return make(Qwen2MoeConfig(**{**_with_experts(), **own, **changes}))
+
+
+def _with_experts() -> dict[str, Any]:
+    return {
+        "num_hidden_layers": LAYERS,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+    }
+
+
+def balanced_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Hugging Face's own, with its balance loss over the routers of all layers."""
+    out = model(input_ids=batch[0], use_cache=False, output_router_logits=True)
+    loss: torch.Tensor = F.cross_entropy(out.logits.flatten(0, 1), batch[1].flatten())
+    return loss + 0.02 * out.aux_loss
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset]]] = {
     "gpt": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),
     "resnet": (ResNet, image_loss, images),
     "hf_gpt2": (gpt2, hugging_face_loss, sequences),
     "hf_llama": (llama, hugging_face_loss, sequences),
+    "moe": (lambda: ExpertGPT(WIDTH, LAYERS, vocabulary=VOCABULARY), gpt_loss, sequences),
+    "hf_mixtral": (mixtral, balanced_loss, sequences),
+    "hf_qwen_moe": (qwen_moe, hugging_face_loss, sequences),
     "gpt_muon": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),
 }
 

@@ -205,12 +205,13 @@ def _dividing_axes(config: RunConfig) -> dict[Feature, int]:
         "tp": config.parallel.tp,
         "pp": config.parallel.pp,
         "cp": config.parallel.cp,
+        "ep": config.parallel.ep,
     }
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
 def _divided(config: RunConfig) -> Iterator[Problem]:
-    """What goes with tp, pp and cp."""
+    """What goes with tp, pp, cp and ep."""
     parallel = config.parallel
     axes = _dividing_axes(config)
     if not axes:
@@ -333,7 +334,26 @@ def _combines(config: RunConfig, feature: Feature) -> bool:
     return feature in config.parallel.traits.combines_with
 
 
-_AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp")
+_AXES = ("parallel.strategy", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep")
+
+
+def _experts(config: RunConfig) -> Iterator[Problem]:
+    parallel = config.parallel
+    if parallel.ep == 1:
+        return
+    shard = parallel.dp_shard
+    if shard != "auto" and shard >= 1 and shard % parallel.ep:
+        rule = f"does not divide dp_shard = {shard}, which it lies inside"
+        yield Problem("parallel.ep", rule, f"use one of {_divisors_near(shard, 1)}", parallel.ep)
+    beside = {
+        "parallel.cp": (parallel.cp, 1),
+        "parallel.tensor.sequence_parallel": (parallel.tensor.sequence_parallel, False),
+        "compile.enabled": (config.compile.enabled, False),
+        "memory.offload": (config.memory.offload, "none"),
+    }
+    for key, (value, off) in beside.items():
+        if value != off:
+            yield Problem(key, "cannot be combined with ep yet", f"set it to {off}", value)
 
 
 def _tracking(config: RunConfig) -> Iterator[Problem]:
@@ -410,6 +430,17 @@ RULES: Sequence[Rule] = (
     Rule(("parallel.strategy", "parallel.dp_replicate", "parallel.dp_shard"), _axes),
     Rule((*_AXES, "precision.dtype", "fault_tolerance"), _divided),
     Rule((*_AXES, "parallel.pipeline.schedule", "parallel.tensor.loss_parallel"), _pipeline),
+    Rule(
+        (
+            "parallel.ep",
+            "parallel.dp_shard",
+            "parallel.cp",
+            "parallel.tensor.sequence_parallel",
+            "compile.enabled",
+            "memory.offload",
+        ),
+        _experts,
+    ),
     Rule(("memory.offload", "parallel.strategy"), _offload),
     Rule(
         ("reproducibility", "parallel.strategy", "data.iterable_sharding", "compile.mode"),

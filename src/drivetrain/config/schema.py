@@ -238,6 +238,15 @@ class Pipeline(Section):
     """For the schedules that have several."""
 
 
+class Expert(Section):
+    """Details of expert parallelism."""
+
+    modules: tuple[str, ...] = ()
+    """Names of the modules that hold experts, with * for a number (blocks.*.experts); empty: every
+    module with num_experts, weights of one row per expert and
+    forward(hidden_states, top_k_index, top_k_weights)."""
+
+
 class Parallel(Section):
     """How the model is spread."""
 
@@ -255,10 +264,15 @@ class Parallel(Section):
     """Pipeline parallel: ranks that each have some of the layers."""
     cp: int = Field(default=1, gt=0)
     """Context parallel: ranks that each have a part of every sequence."""
+    ep: int = Field(default=1, gt=0)
+    """Expert parallel: ranks that share the experts of each layer, inside dp_shard: it divides
+    that."""
     tensor: Tensor = Tensor()
     """Details for tp."""
     pipeline: Pipeline = Pipeline()
     """Details for pp."""
+    expert: Expert = Expert()
+    """Details for ep."""
     sync_batch_norm: bool = False
     """Take batch norm's statistics over the micro-batches of all data-parallel ranks, instead of
     over each alone; on any device."""

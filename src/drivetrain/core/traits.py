@@ -14,7 +14,7 @@ from drivetrain.core.errors import Problem
 from drivetrain.core.plugins import Plugins
 from drivetrain.core.section import Section
 
-Feature = Literal["tp", "pp", "cp", "offload", "bitwise", "compression", "live"]
+Feature = Literal["tp", "pp", "cp", "ep", "offload", "bitwise", "compression", "live"]
 """The axes that cut a model; memory.offload; reproducibility: bitwise; communication.compression;
 fault_tolerance: live."""
 Shortage = Literal["memory", "bandwidth"]

@@ -76,6 +76,7 @@ KEPT = frozenset(
         "aten::mm",
         "aten::addmm",
         "aten::bmm",
+        "aten::_grouped_mm",  # experts
         "aten::convolution",
         "aten::_scaled_dot_product_flash_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",

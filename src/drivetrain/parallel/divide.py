@@ -1,4 +1,4 @@
-"""What tp, pp and cp do to a model's own modules, before copies or shards are made of it."""
+"""What tp, pp, cp and ep do to a model's own modules, before copies or shards are made of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import nn
 
 from drivetrain.config.schema import Parallel
 from drivetrain.core.errors import ConfigError
+from drivetrain.parallel.expert.dispatch import spread_experts
+from drivetrain.parallel.expert.finding import find_experts, refused_beside_pp, spread_problems
 from drivetrain.parallel.pipeline import schedules
 from drivetrain.parallel.pipeline.cut import Cut, cut_model
 from drivetrain.parallel.world import World
@@ -20,11 +22,17 @@ def divide(
     num_micro_batches: int,
     measure: Callable[[nn.Module], Mapping[str, float]],
 ) -> Cut | None:
-    """Share layers, sequences and depth, in place; the pipeline's cut, if there is one."""
+    """Share layers, sequences, depth and experts, in place; the pipeline's cut, if there is one."""
     if world.mesh is None:
         return None
     layout = world.layout
     cut = None
+    experts = find_experts(model, config.expert.modules) if layout.ep > 1 else []
+    if layout.ep > 1:
+        problems = spread_problems(model, experts, layout.ep)
+        problems += refused_beside_pp(model) if layout.pp > 1 else []
+        if problems:
+            raise ConfigError(problems[:5])
     if layout.tp > 1:
         from drivetrain.parallel.tensor import share_layers
 
@@ -40,4 +48,8 @@ def divide(
         from drivetrain.parallel.context import share_sequences
 
         share_sequences(model, world.mesh["cp"])
+    if world.expert_mesh is not None:
+        here = set(model.modules())  # a pipeline's other stages have the others
+        own = [each for each in experts if each.module in here]
+        spread_experts(own, world.expert_mesh["ep"])
     return cut

@@ -40,19 +40,26 @@ class Layout:
     dp_shard: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
+    """Neighbours along dp_shard that share the experts of a layer: no axis of its own."""
 
     def __post_init__(self) -> None:
         wrong = [
             Problem(axis, "an axis has at least one rank", "use a positive number", size)
-            for axis, size in zip(AXES, self.sizes, strict=True)
+            for axis, size in (*zip(AXES, self.sizes, strict=True), ("ep", self.ep))
             if size < 1
         ]
+        if not wrong and self.dp_shard % self.ep:
+            rule = f"does not divide the {self.dp_shard} ranks along dp_shard, which it lies inside"
+            remedy = f"use {_divisors_of(self.dp_shard)}, or other axes"
+            wrong = [Problem("parallel.ep", rule, remedy, self.ep)]
         if wrong:
             raise LayoutError(wrong)
 
     @classmethod
     def resolve(cls, world_size: int, **sizes: int) -> Layout:
         """The layout of `world_size` ranks; at most one axis may be FREE and takes what is left."""
+        ep = sizes.pop("ep", 1)
         free = [axis for axis, size in sizes.items() if size == FREE]
         if len(free) > 1:
             raise LayoutError(
@@ -63,7 +70,7 @@ class Layout:
             raise LayoutError([_mismatch(world_size, sizes, fixed, free)])
         if free:
             sizes[free[0]] = world_size // fixed
-        return cls(**sizes)
+        return cls(**sizes, ep=ep)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -109,6 +116,12 @@ class Layout:
         origin = self.rank(here._replace(**dict.fromkeys(axes, 0)))
         return tuple(origin + offset for offset in self._offsets(axes))
 
+    def expert_group(self, rank: int) -> tuple[int, ...]:
+        """The ranks that share the experts of each layer with `rank`, itself included."""
+        along = self.group(rank, "dp_shard")
+        first = along.index(rank) // self.ep * self.ep
+        return along[first : first + self.ep]
+
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
         """All groups along `axes`: every rank is in exactly one."""
         within = self._offsets(axes)
@@ -136,7 +149,8 @@ class Layout:
 
     def __str__(self) -> str:
         used = [f"{axis}={size}" for axis, size in zip(AXES, self.sizes, strict=True) if size > 1]
-        return " × ".join(used) or "1 rank"
+        within = f" (ep={self.ep})" if self.ep > 1 else ""
+        return (" × ".join(used) or "1 rank") + within
 
 
 def _mismatch(world_size: int, sizes: dict[str, int], fixed: int, free: list[str]) -> Problem:
@@ -154,6 +168,11 @@ def _mismatch(world_size: int, sizes: dict[str, int], fixed: int, free: list[str
         f"start {fixed} ranks, or leave one axis free",
         world_size,
     )
+
+
+def _divisors_of(whole: int) -> str:
+    fitting = [str(n) for n in range(1, min(whole, 1024) + 1) if whole % n == 0]
+    return " or ".join([", ".join(fitting[:-1]), fitting[-1]] if len(fitting) > 1 else fitting)
 
 
 def _near_multiple(wanted: int, factor: int) -> str:

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 from drivetrain.config.schema import Tensor
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.blocks import repeated_blocks, with_hidden
+from drivetrain.parallel.expert.finding import find_experts, matches
 from drivetrain.parallel.loss_parallel import stay_in_parts
 from drivetrain.parallel.parts import whole
 
@@ -59,6 +60,9 @@ def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> l
     """The cuts of this model; ConfigError when there is no plan, or it does not fit."""
     plan = _spoken(said) if not isinstance(said, str) else _found(model, said)
     modules = dict(model.named_modules())
+    experts = [each.name for each in find_experts(model)]
+    # tp ranks have all experts that ep leaves them, whole, whatever a model's plan says of those
+    plan = {pattern: word for pattern, word in plan.items() if not _is_of(pattern, experts)}
     cuts: list[ShardedLayer] = []
     problems: list[Problem] = []
     for pattern, word in plan.items():
@@ -66,7 +70,7 @@ def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> l
         if style not in STYLES:
             problems.append(Problem(_KEY, f"{pattern} is cut in an unknown way", _ways(), style))
             continue
-        named = [name for name in modules if _matches(name, pattern)]
+        named = [name for name in modules if matches(name, pattern)]
         if not named:
             problems.append(Problem(_KEY, "no module has this name", _names(modules), pattern))
         cuts += [ShardedLayer(name, style) for name in named if style != "replicate"]
@@ -75,6 +79,12 @@ def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> l
     if problems:
         raise ConfigError(problems[:5])
     return cuts
+
+
+def _is_of(pattern: str, modules: list[str]) -> bool:
+    """Whether a line of a plan is about one of these modules, or a weight of its own."""
+    meant = (pattern, pattern.rpartition(".")[0])
+    return any(matches(module, name) for module in modules for name in meant)
 
 
 def _spoken(lines: tuple[str, ...]) -> dict[str, str]:
@@ -100,10 +110,6 @@ def _found(model: nn.Module, said: str) -> Mapping[str, str]:
         remedy = "give it a `tp_plan` dict, or set this to module:function or to a list"
         raise ConfigError([Problem(_KEY, rule, remedy, said)])
     return plan
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name) is not None
 
 
 def _size_problems(cut: ShardedLayer, module: nn.Module, num_ranks: int) -> list[Problem]:

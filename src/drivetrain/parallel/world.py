@@ -16,6 +16,7 @@ from torch import nn
 from drivetrain.cluster.description import Cluster
 from drivetrain.cluster.environments import Identity
 from drivetrain.config.schema import Parallel
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.plugins import load
 from drivetrain.core.processes import is_failing
 from drivetrain.core.traits import all_traits
@@ -86,6 +87,23 @@ class World:
             flat = self.mesh["dp_shard", "cp"]._flatten("dp_shard_cp")  # noqa: SLF001 - its only name
             return self.mesh["dp_replicate", "dp_shard_cp"] if "dp_replicate" in names else flat
         return self.mesh[tuple(names)]
+
+    @cached_property
+    def expert_mesh(self) -> DeviceMesh | None:
+        """All axes, with dp_shard in two: `ep` ranks that share experts, `expert_shard` of those.
+
+        None where experts are not spread.
+        """
+        if self.mesh is None or self.layout.ep == 1:
+            return None
+        if not hasattr(self.mesh, "_unflatten"):
+            rule = f"torch {torch.__version__} cannot divide an axis of a mesh"
+            raise ConfigError([Problem("parallel.ep", rule, "use torch 2.13", self.layout.ep)])
+        sizes = (self.layout.dp_shard // self.layout.ep, self.layout.ep)
+        found: DeviceMesh = self.mesh._unflatten(  # noqa: SLF001 - its only name
+            "dp_shard", sizes, ("expert_shard", "ep")
+        )
+        return found
 
     @cached_property
     def copies(self) -> dist.ProcessGroup | None:
@@ -168,6 +186,7 @@ def layout_from(config: Parallel, world_size: int) -> Layout:
         "pp": config.pp,
         "cp": config.cp,
         "tp": config.tp,
+        "ep": config.ep,
     }
     for axis, size in sizes.items():
         if size == "auto":

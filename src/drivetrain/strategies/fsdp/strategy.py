@@ -35,6 +35,7 @@ from drivetrain.parallel.world import World
 from drivetrain.strategies.cost import Use
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.strategies.fsdp.cost import COST
+from drivetrain.strategies.fsdp.experts import shard_experts
 from drivetrain.strategies.fsdp.internals import gathered_weights, reduce_now, watch
 from drivetrain.strategies.single import SingleModel, SingleOfSeveral
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
@@ -132,7 +133,10 @@ class FSDPStrategy(Strategy):
             param_dtype=self._compute_dtype,
             reduce_dtype=torch.float32 if self._compute_dtype else None,
         )
-        reshard = self._config.reshard_after_forward
+        said = self._config.reshard_after_forward
+        reshard = None if said == "auto" else said
+        if world.expert_mesh is not None:
+            shard_experts(model, world.expert_mesh, mesh.size(), policy, reshard)
         can_pin = not world.accelerator.is_cpu
         for module in (*blocks, model):
             fully_shard(
@@ -142,7 +146,7 @@ class FSDPStrategy(Strategy):
                 offload_policy=CPUOffloadPolicy(pin_memory=can_pin)
                 if self._offload
                 else OffloadPolicy(),
-                reshard_after_forward=None if reshard == "auto" else reshard,
+                reshard_after_forward=reshard,
             )
 
 
@@ -226,8 +230,11 @@ class FSDPModel(ParallelModel):
         """Of those that are sharded."""
         every = self.reduces_every_micro_batch
         for module in modules:
-            if isinstance(module, FSDPModule):
-                sync_gradients(module, is_last=is_last, every=every, recurse=False)
+            # a block's experts are sharded by themselves; the root's blocks are other stages' too
+            parts = [module] if module is self.inner else module.modules()
+            for part in parts:
+                if isinstance(part, FSDPModule):
+                    sync_gradients(part, is_last=is_last, every=every, recurse=False)
 
 
 class FSDPOfSeveral(FSDPModel):

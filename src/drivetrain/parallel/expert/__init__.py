@@ -1,0 +1,1 @@
+"""ep: the experts of a model's layers, spread over ranks; tokens travel to them and back."""
