@@ -3,7 +3,6 @@
 python examples/moe.py
 drivetrain train examples/moe.py --nproc-per-node 2 parallel.strategy=fsdp parallel.ep=2
 drivetrain train examples/moe.py --nproc-per-node 4 parallel.strategy=fsdp parallel.ep=2
-drivetrain train examples/moe.py --nproc-per-node 4 parallel.strategy=fsdp parallel.ep=2 parallel.tp=2
 
 It is written for one device. What Drivetrain looks for is the form of `Experts`.
 """

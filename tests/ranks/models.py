@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +17,6 @@ from torch.utils.data import TensorDataset
 from drivetrain.config.schema import Optimization
 from drivetrain.train.optimization.optimizers import Optimizers, from_config
 from drivetrain.train.task import Task, Total
-from examples.moe import GPT as ExpertGPT
 from tests.gpt_task import GPT, VOCABULARY
 
 NUM_SAMPLES, LENGTH, LAYERS, WIDTH = 44, 16, 4, 32
@@ -124,6 +127,24 @@ def llama() -> nn.Module:
     )
 
 
+@cache
+def _example(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = spec_from_file_location(f"example_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def moe(**changes: Any) -> nn.Module:
+    made: nn.Module = _example("moe").GPT(
+        **{"width": WIDTH, "layers": LAYERS, "vocabulary": VOCABULARY, **changes}
+    )
+    return made
+
+
 def mixtral(**changes: Any) -> nn.Module:
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -164,7 +185,8 @@ def balanced_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """Hugging Face's own, with its balance loss over the routers of all layers."""
     out = model(input_ids=batch[0], use_cache=False, output_router_logits=True)
     loss: torch.Tensor = F.cross_entropy(out.logits.flatten(0, 1), batch[1].flatten())
-    return loss + 0.02 * out.aux_loss
+    loss = loss + 0.02 * out.aux_loss
+    return loss
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset]]] = {
@@ -172,7 +194,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset
     "resnet": (ResNet, image_loss, images),
     "hf_gpt2": (gpt2, hugging_face_loss, sequences),
     "hf_llama": (llama, hugging_face_loss, sequences),
-    "moe": (lambda: ExpertGPT(WIDTH, LAYERS, vocabulary=VOCABULARY), gpt_loss, sequences),
+    "moe": (moe, gpt_loss, sequences),
     "hf_mixtral": (mixtral, balanced_loss, sequences),
     "hf_qwen_moe": (qwen_moe, hugging_face_loss, sequences),
     "gpt_muon": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),

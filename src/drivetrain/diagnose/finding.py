@@ -37,6 +37,7 @@ class Kind(Enum):
     COMMUNICATION_BOUND = "communication_bound"
     CHECKPOINT_BOUND = "checkpoint_bound"
     LAUNCH_BOUND = "launch_bound"
+    HOT_EXPERT = "hot_expert"
     OVERSUBSCRIBED = "oversubscribed_host"
     TIMES_UNKNOWN = "times_unknown"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from drivetrain.diagnose import crash, divergence, hang, slow
+from drivetrain.diagnose import crash, divergence, experts, hang, slow
 from drivetrain.diagnose.evidence import Evidence, read_evidence
 from drivetrain.diagnose.finding import Finding, by_severity
+from drivetrain.record.expert_load import load_records
 from drivetrain.record.reading import RunReading, open_run
 
 
@@ -19,6 +20,8 @@ def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
     findings += slow.findings(run)
     if spike := divergence.loss_spikes(_losses(run)):
         findings.append(spike)
+    if hot := experts.hot_expert(load_records(run.events(run.ranks[0]) if run.ranks else [])):
+        findings.append(hot)
     return by_severity(findings)
 
 

@@ -22,6 +22,7 @@ from drivetrain.data.keys import MODEL, fold, turn_seed
 from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.batch_norm import Sharers
 from drivetrain.parallel.clock import Waiting, clock_of
+from drivetrain.parallel.expert.load import ExpertLoad
 from drivetrain.parallel.gather import Gathering
 from drivetrain.parallel.loss_parallel import LossOverParts
 from drivetrain.parallel.model import ParallelModel
@@ -76,6 +77,8 @@ class Engine:
         """Called before the weights move, by whoever is still copying them."""
         self.sharers: Sharers | None = None
         """Of batch norm's statistics, where ranks share them."""
+        self.expert_load: ExpertLoad | None = None
+        """Tokens per expert, where the model has experts."""
         self.averages: Averages | None = None
         """A moving average of the weights, where one was asked for."""
         for each in members(optimizer):
@@ -104,6 +107,8 @@ class Engine:
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
         if self.sharers is not None:
             self.sharers.counts = micro.num_samples > 0
+        if self.expert_load is not None:
+            self.expert_load.counts = micro.num_samples > 0
         traffic = self.spread.micro_batch(micro.index, is_last=is_last)
         if self._is_loss_parallel:  # there is no traffic then
             traffic = LossOverParts()
@@ -171,6 +176,8 @@ class Engine:
             self.meter.grad_norm = self.spread.engine_step.step(self.meter.count_correction())
         else:
             self._step_optimizer()
+        if self.expert_load is not None:
+            self.expert_load.end_step()
         if self.averages is not None:
             self.averages.update()
         self.meter.end_step(step + 1, self.learning_rate.current)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.record.expert_load import EVENT, LoadRecord, load_records
 from drivetrain.record.reading import Event
 from drivetrain.view.run_view import CheckpointView, EventView, RankGrid, Table
 from drivetrain.view.series import ChartSeries, duration_text, make_series, number_text
@@ -27,6 +28,8 @@ class Logbook:
 
     def __init__(self) -> None:
         self.checkpoints: list[CheckpointView] = []
+        self.expert_load: LoadRecord | None = None
+        """The latest, of a model with experts."""
         self.last_s = 0.0
         self.ending = ""
         """How the last attempt says it ended: for runs that no supervisor speaks for."""
@@ -66,6 +69,9 @@ class Logbook:
                 self._say(event.time_s, f"step {event.step}: {name} {number_text(float(value))}")
 
     def _take_happening(self, event: Event) -> None:
+        if event.kind == "instant" and event.name == EVENT:
+            self.expert_load = next(iter(load_records([event])), self.expert_load)
+            return
         if event.kind == "instant":
             self.ending = _ENDINGS.get(event.name, "")
         match event.kind, event.name:

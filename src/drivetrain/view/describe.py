@@ -148,6 +148,7 @@ def view_whole(run: RunReading, now_s: float, findings: list[Finding] | None = N
         ledger=ledger_view(ledger),
         ranks=builder.grid(),
         events=logbook.lines,
+        expert_load=logbook.expert_load,
         facts=facts_of(past),
         config=config_of(run),
         findings=findings,

@@ -63,6 +63,7 @@ class RunFollower:
             ledger=ledger_view(ledger),
             recent=recent_means(run),
             events=self._logbook.lines,
+            expert_load=self._logbook.expert_load,
         )
 
     def _read_new(self, run: RunReading) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drivetrain.diagnose.finding import Finding
+from drivetrain.record.expert_load import LoadRecord
 from drivetrain.view.series import ChartSeries, Floats
 
 Table = NDArray[np.float32]
@@ -133,6 +134,8 @@ class RunView:
     recent: RankMeans | None = None
     """Every rank in its last steps; for the terminal."""
     events: Sequence[EventView] = ()
+    expert_load: LoadRecord | None = None
+    """What experts were sent last; None without any."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What ran, on what: host, versions, layout …"""
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)

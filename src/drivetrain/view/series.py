@@ -102,6 +102,8 @@ _TITLES = {
     "train/grad_norm": "Gradient norm",
     "throughput/samples_per_sec": "Samples per second",
     "throughput/tokens_per_sec": "Tokens per second",
+    "experts/busiest": "Busiest expert, times its share",
+    "experts/idle": "Experts without a token, share",
     "throughput/device/mfu": "Model FLOPs utilisation",
 }
 _FIRST = ("train/loss", "val/", "throughput/", "train/", "system/")

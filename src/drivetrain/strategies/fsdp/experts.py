@@ -44,6 +44,7 @@ def shard_experts(
         )
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(num_ranks))
+            module.set_force_sum_reduction_for_comms(True)  # only NCCL divides on the way
 
 
 def _cut_dim(weight: nn.Parameter, num_shards: int) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from drivetrain.parallel.expert.load import ExpertLoad
+from drivetrain.record.expert_load import EVENT, busiest, recorded
 from drivetrain.record.progress import Snapshot, make_progress
 from drivetrain.record.recorder import Recorder
 from drivetrain.train.assemble import Assembly
@@ -73,10 +75,27 @@ class Reporter:
         values = {**_scalars(last), **rates, **self._recorder.take_mean_times()}
         if self._assembly.engine.scaler is not None:
             values["train/skipped_steps"] = float(self._history.skipped_steps)
+        load = self._assembly.engine.expert_load
+        if load is not None:
+            values |= self._expert_load(last.step, load)
         if self._assembly.world.is_main:
             self._recorder.scalars(last.step, values)
         else:  # the same numbers on every rank: once is enough
             self._recorder.show(values, last.step)
+
+    def _expert_load(self, step: int, load: ExpertLoad) -> dict[str, float]:
+        """Each expert's tokens as an event of rank 0's; two numbers of them as scalars."""
+        layers = load.take()
+        if not any(sum(layer.tokens) for layer in layers):
+            return {}
+        if self._assembly.world.is_main:
+            tokens = recorded({layer.layer: layer.tokens for layer in layers})
+            self._recorder.instant(EVENT, step=step, chosen=load.num_chosen, tokens=tokens)
+        return {
+            "experts/busiest": max(busiest(layer.tokens) for layer in layers),
+            "experts/idle": sum(layer.tokens.count(0) for layer in layers)
+            / sum(len(layer.tokens) for layer in layers),
+        }
 
     def evaluation(self, name: str, result: EvaluationResult, length: int | None) -> None:
         """One pass over a set of validation data; `name` is empty where there is only one."""

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from drivetrain._version import __version__
+from drivetrain.record.expert_load import LayerShape, shape_of
 from drivetrain.view.charts import (
     ChartLine,
     Curve,
@@ -103,6 +104,7 @@ def report_page(run: RunView, made_s: float) -> str:
             "machine_curves": _curves(run, of_machine=True),
             "num_restarts": len(run.attempts) - 1,
             "ledger": _ledger(run),
+            "experts": _experts(run),
             "heats": _heats(run.ranks),
             "heat_note": "" if run.ranks is None else _heat_note(run.ranks),
             "timeline": timeline(run) if run.attempts else "",
@@ -154,6 +156,16 @@ def _ledger(run: RunView) -> dict[str, Any] | None:
         "table": ledger_table(run.ledger),
         "over_time": ledger_over_time(run.ledger),
     }
+
+
+_SHOWN_LAYERS = 32
+
+
+def _experts(run: RunView) -> list[LayerShape]:
+    """The most uneven layers first."""
+    layers = {} if run.expert_load is None else run.expert_load.layers
+    shapes = [shape_of(name, tokens) for name, tokens in layers.items()]
+    return sorted(shapes, key=lambda shape: -shape.busiest)[:_SHOWN_LAYERS]
 
 
 def _heats(grid: RankGrid | None) -> list[Drawing]:

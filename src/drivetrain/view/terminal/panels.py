@@ -7,6 +7,7 @@ import time
 import numpy as np
 from rich.text import Text
 
+from drivetrain.record.expert_load import LoadRecord, shape_of
 from drivetrain.view.charts import css_of_kind
 from drivetrain.view.palette import SHADES, colour_of, words
 from drivetrain.view.run_view import LedgerView, RankMeans, RunView
@@ -120,6 +121,19 @@ def attempt_lines(run: RunView, height: int) -> list[Text]:
             text.append(f"  {attempt.what}", style="dim")
         lines.append(text)
     return lines or [Text("none yet", style="dim")]
+
+
+def expert_lines(load: LoadRecord, width: int, height: int) -> list[Text]:
+    """The most uneven layers: a bar per expert, and how often its share the busiest got."""
+    room = max(4, min(32, width - 16))
+    shapes = [shape_of(name, tokens, room) for name, tokens in load.layers.items()]
+    shapes.sort(key=lambda shape: -shape.busiest)
+    lines = []
+    for shape in shapes[:height]:
+        text = Text().append(shape.bars, style=colour_of("productive").dark)
+        text.append(f" {shape.busiest:.1f}× ").append(f"{shape.name} {shape.expert}", style="dim")
+        lines.append(text)
+    return lines
 
 
 def event_lines(run: RunView, height: int) -> list[Text]:

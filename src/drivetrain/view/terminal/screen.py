@@ -29,6 +29,7 @@ from drivetrain.view.terminal.panels import (
     attempt_lines,
     curve_lines,
     event_lines,
+    expert_lines,
     header_line,
     ledger_lines,
     rank_lines,
@@ -75,12 +76,21 @@ def screen(run: RunView, width: int, height: int, foot: str = "q quits") -> Layo
             lambda _, h: attempt_lines(run, h),
         ),
     }
+    load, below = run.expert_load, "attempts"
+    if load is not None and len(run.attempts) <= 1:  # of one attempt the header says it all
+        below = "experts"
+        panels["experts"] = _panel(
+            "experts",
+            f"up to step {load.step:,}",
+            (width - left, bottom),
+            lambda w, h: expert_lines(load, w, h),
+        )
     layout = Layout()
     layout.split_column(
         Layout(header_line(run, width), size=1),
         _row(panels, ("loss", "rate"), left, top),
         _row(panels, ("ranks", "ledger"), left, middle),
-        _row(panels, ("events", "attempts"), left, bottom),
+        _row(panels, ("events", below), left, bottom),
         Layout(Text(f" {foot}", style="dim", no_wrap=True, overflow="ellipsis"), size=1),
     )
     return layout
