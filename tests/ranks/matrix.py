@@ -56,6 +56,11 @@ LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "fsdp×pp interleaved": (4, pipeline("interleaved_1f1b", **FSDP)),
     "tp×pp": (4, {"tp": 2, "pp": 2}),
     "fsdp×cp": (4, {**FSDP, "cp": 2}),
+    "ep": (2, {**FSDP, "ep": 2}),
+    "ep×fsdp": (4, {**FSDP, "ep": 2}),
+    "ep×hsdp": (4, {**FSDP, "ep": 2, "dp_replicate": 2, "dp_shard": 2}),
+    "ep×tp": (4, {**FSDP, "ep": 2, "tp": 2}),
+    "ep×pp": (4, {**FSDP, "ep": 2, "pp": 2}),
     "deepspeed 1": (2, zero(1)),
     "deepspeed 2": (2, zero(2)),
     "deepspeed 3": (2, zero(3)),
@@ -72,8 +77,21 @@ NOT_FOR = {
 }
 
 
+# of models with experts, those that spread them, and those to resume under
+WITH_EXPERTS = ("fsdp", "hsdp", "ep", "ep×fsdp", "ep×hsdp", "ep×tp", "ep×pp")
+ONLY = {
+    "moe": WITH_EXPERTS,
+    "hf_mixtral": WITH_EXPERTS[:-1],  # its balance loss is over all layers, of all stages
+    "hf_qwen_moe": ("fsdp", "ep", "ep×fsdp", "ep×pp"),  # its tp_plan names layers it has not
+}
+
+
 def applies(model: str, layout: str) -> bool:
-    return not any(axis in layout for axis in NOT_FOR.get(model, ()))
+    if model in ONLY:
+        return layout in ONLY[model]
+    return not layout.startswith("ep") and not any(
+        axis in layout for axis in NOT_FOR.get(model, ())
+    )
 
 
 def config(output_dir: str, steps: int, parallel: Parallel, **more: Any) -> dict[str, Any]:
@@ -181,7 +199,9 @@ def page(found: Found) -> str:
         "",
         "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not; "
         "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut; "
-        "DeepSpeed and Horovod step one optimizer, and Muon comes with AdamW.",
+        "DeepSpeed and Horovod step one optimizer, and Muon comes with AdamW. ep is for models "
+        "with experts (moe, hf_mixtral, hf_qwen_moe), which were tried where they are spread and "
+        "under fsdp. hf_mixtral is trained with its balance loss, which pp refuses.",
         "",
         "The ResNet's activation is SiLU. With ReLU, whose slope jumps at 0, one process parts "
         "from itself by 3e-4 within 20 steps when it adds the same gradients in another order; "

@@ -184,9 +184,8 @@ def _with_experts() -> dict[str, Any]:
 def balanced_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """Hugging Face's own, with its balance loss over the routers of all layers."""
     out = model(input_ids=batch[0], use_cache=False, output_router_logits=True)
-    loss: torch.Tensor = F.cross_entropy(out.logits.flatten(0, 1), batch[1].flatten())
-    loss = loss + 0.02 * out.aux_loss
-    return loss
+    balance: torch.Tensor = out.aux_loss
+    return F.cross_entropy(out.logits.flatten(0, 1), batch[1].flatten()) + 0.02 * balance
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset]]] = {

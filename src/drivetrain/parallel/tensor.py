@@ -235,6 +235,10 @@ def _between(
         rule = "the model has no repeated blocks to keep a sequence's parts between"
         key = "parallel.tensor.sequence_parallel"
         raise ConfigError([Problem(key, rule, "set it to false", value=True)])
+    if find_experts(model):  # its tokens would be routed in parts, with nobody to add those up
+        rule = "a model's experts see whole sequences"
+        key = "parallel.tensor.sequence_parallel"
+        raise ConfigError([Problem(key, rule, "set it to false", value=True)])
     prefixes = [f"{names[block]}." for block in blocks]
     blocks[0].register_forward_pre_hook(_Laid(mesh, _WHOLE, _IN_PARTS), with_kwargs=True)
     gathered: set[str] = set()
