@@ -245,6 +245,9 @@ class Expert(Section):
     """Names of the modules that hold experts, with * for a number (blocks.*.experts); empty: every
     module with num_experts, weights of one row per expert and
     forward(hidden_states, top_k_index, top_k_weights)."""
+    imbalance: float = Field(default=1.0, ge=1)
+    """What a rehearsal, which has no tokens, lets a rank be sent: so many times an even share of
+    its group's. A run does not look at it."""
 
 
 class Parallel(Section):

@@ -51,5 +51,5 @@ def divide(
     if world.expert_mesh is not None:
         here = set(model.modules())  # a pipeline's other stages have the others
         own = [each for each in experts if each.module in here]
-        spread_experts(own, world.expert_mesh["ep"])
+        spread_experts(own, world.expert_mesh["ep"], config.expert.imbalance)
     return cut

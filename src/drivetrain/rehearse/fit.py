@@ -103,7 +103,7 @@ def _settled(resolved: ResolvedConfig) -> ResolvedConfig:
     problems = []
     if not config.parallel.traits.can_be_rehearsed:
         able = " and ".join(each.name for each in all_traits() if each.can_be_rehearsed)
-        rule = f"only {able}, with tp, pp and cp, can be rehearsed"
+        rule = f"only {able}, with tp, pp, cp and ep, can be rehearsed"
         problems.append(
             Problem("parallel.strategy", rule, "rehearse one of them", config.parallel.strategy)
         )

@@ -66,6 +66,8 @@ def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
     """The axes that a group of ranks lies along."""
     if len(ranks) == layout.world_size:
         return "all ranks"
+    if layout.ep > 1 and ranks == layout.expert_group(ranks[0]):
+        return "ep"
     first, last = layout.coordinates(ranks[0]), layout.coordinates(ranks[-1])
     differing = [axis for axis in AXES if getattr(first, axis) != getattr(last, axis)]
     return " × ".join(differing) or "itself"

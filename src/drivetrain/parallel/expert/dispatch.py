@@ -9,6 +9,7 @@ added up. Nothing is padded and nothing has a capacity, so the sums are those of
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,11 +27,13 @@ from drivetrain.parallel.expert.finding import Experts
 from drivetrain.parallel.parts import own_part
 
 
-def spread_experts(experts: Sequence[Experts], mesh: DeviceMesh) -> None:
+def spread_experts(
+    experts: Sequence[Experts], mesh: DeviceMesh, imbalance: float = 1.0
+) -> None:
     """Keep this rank's experts of each layer, in place; their calls go over the ranks of `mesh`."""
     for each in experts:
         _keep_own(each, mesh)
-        each.module.forward = Dispatch(each, mesh.get_group())
+        each.module.forward = Dispatch(each, mesh.get_group(), imbalance)
 
 
 def is_spread(module: nn.Module) -> bool:
@@ -51,8 +54,11 @@ def _keep_own(experts: Experts, mesh: DeviceMesh) -> None:
 class Dispatch:
     """In the place of a module's forward: the same numbers, with experts on other ranks."""
 
-    def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, experts: Experts, group: dist.ProcessGroup, imbalance: float = 1.0
+    ) -> None:
         self.experts = experts
+        self._imbalance = imbalance
         self._group = group
         self._num_ranks = dist.get_world_size(group)
         self._own = experts.count // self._num_ranks
@@ -88,6 +94,8 @@ class Dispatch:
 
         An index past the last expert is one that a token was never to be sent to.
         """
+        if isinstance(chosen, FakeTensor):
+            return self._assumed_counts(chosen.numel())
         sent = torch.bincount(chosen.flatten(), minlength=self.experts.count)
         if sent.numel() > self.experts.count:
             rule = f"sent a token to expert {sent.numel() - 1} of {self.experts.count}"
@@ -99,6 +107,17 @@ class Dispatch:
             torch.stack([sent, received]).view(2, self._num_ranks, self._own).tolist()
         )
         return both[0], both[1]
+
+    def _assumed_counts(self, num_sent: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Of tokens that are not there: sent evenly, received as unevenly as was asked for."""
+        each, rest = divmod(num_sent, self.experts.count)
+        flat = [each + (expert < rest) for expert in range(self.experts.count)]
+        sent = [flat[start : start + self._own] for start in range(0, len(flat), self._own)]
+        # as the exchange of counts in a run, which other ranks wait for
+        numbers = torch.zeros(self.experts.count, dtype=torch.int64)
+        dist.all_to_all_single(torch.empty_like(numbers), numbers, group=self._group)
+        received = [math.ceil(num_sent * self._imbalance / self.experts.count)] * self._own
+        return sent, [received] * self._num_ranks
 
     def _expert_of_each(self, received: list[list[int]], device: torch.device) -> torch.Tensor:
         """Of each row that has come in: which of this rank's experts it is for."""

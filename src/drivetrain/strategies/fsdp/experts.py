@@ -44,7 +44,8 @@ def shard_experts(
         )
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(num_ranks))
-            module.set_force_sum_reduction_for_comms(True)  # only NCCL divides on the way
+            # only NCCL divides on the way; where there is no way, torch would divide twice
+            module.set_force_sum_reduction_for_comms(num_shards > 1)
 
 
 def _cut_dim(weight: nn.Parameter, num_shards: int) -> int | None:
