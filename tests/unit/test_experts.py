@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from drivetrain.cluster.description import Cluster
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.diagnose.experts import RECORDS, hot_expert
@@ -25,6 +26,9 @@ from drivetrain.record.expert_load import (
     shape_of,
 )
 from drivetrain.record.reading import open_run
+from drivetrain.strategies.fsdp import FSDP
+from drivetrain.strategies.fsdp.strategy import FSDPStrategy
+from drivetrain.strategies.strategy import Profile
 from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 from drivetrain.view.describe import view_whole
@@ -134,6 +138,22 @@ def test_ep_lies_inside_dp_shard() -> None:
     assert sorted(rank for group in groups for rank in group) == list(range(16))
     with pytest.raises(ConfigError, match="does not divide the 4 ranks along dp_shard"):
         Layout(dp_shard=4, ep=3)
+
+
+def test_what_a_rank_holds_and_sends_goes_by_its_own_experts() -> None:
+    model = nn.ModuleList([nn.Linear(16, 16, bias=False), Holder(Own(8))])
+    profile = Profile.of(model, micro_batches_per_step=2)
+    dense, experts = 16 * 16 * 4, 8 * 8 * 8 * 4
+    assert (profile.parameter_bytes, profile.expert_bytes) == (dense + experts, experts)
+    strategy, cluster = FSDPStrategy(FSDP()), Cluster(1, 8)
+    apart = strategy.cost(profile, Layout(dp_shard=8, ep=4), cluster)
+    plain = strategy.cost(profile, Layout(dp_shard=8), cluster)
+    assert apart.parameter_bytes == plain.parameter_bytes == (dense + experts) // 8
+    # whole between two micro-batches: of the experts a quarter
+    assert plain.gradient_bytes - apart.gradient_bytes == experts * 3 // 4
+    # gathered twice in each of two micro-batches, reduced once: between 8 ranks, or 2
+    assert plain.sent_bytes_per_step == 5 * (dense + experts) * 7 // 8
+    assert apart.sent_bytes_per_step == 5 * dense * 7 // 8 + 5 * (experts // 4) // 2
 
 
 @pytest.mark.parametrize(

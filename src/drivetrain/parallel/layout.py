@@ -86,6 +86,11 @@ class Layout:
         """Number of ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def expert_shard(self) -> int:
+        """Number of ranks along dp_shard that have the same experts, and shard them."""
+        return self.dp_shard // self.ep
+
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands."""
         if not 0 <= rank < self.world_size:

@@ -113,7 +113,6 @@ class LiveBytes:
 _aten = torch.ops.aten
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
 _READ = _aten._local_scalar_dense.default  # noqa: SLF001 - what .item() becomes
-_GROUPED = _aten._grouped_mm.default  # noqa: SLF001 - products of experts
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
 _LARGEST_REAL = 2**20
 """Whole numbers beyond so many are fake too: a mask of a long sequence with itself."""
@@ -164,9 +163,6 @@ class FakeTensorDispatch(TorchDispatchMode):
         elif func is _READ and isinstance(args[0], FakeTensor):
             self.values_read.append(here())
             return _one(args[0].dtype)
-        elif func is _GROUPED and isinstance(args[0], FakeTensor):
-            with self.fake:
-                made = _grouped(*args, **kwargs)
         elif self._is_made_anew(func, args, kwargs):
             with self.fake:
                 made = func(*args, **kwargs)
@@ -239,25 +235,6 @@ class FakeTensorDispatch(TorchDispatchMode):
         if call is not None:
             self.calls.append(call)
         return call
-
-
-def _grouped(
-    left: torch.Tensor,
-    right: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: Any = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """What a grouped product gives: torch works its shape out for bfloat16 alone."""
-    rows_by_group = left.dim() == 2 and right.dim() == 3
-    if rows_by_group:
-        shape = (left.shape[0], right.shape[2])
-    elif left.dim() == 3:
-        shape = (left.shape[0], left.shape[1], right.shape[-1])
-    else:  # a gradient: columns of the left and rows of the right, by group
-        groups = 1 if offs is None else offs.shape[0]
-        shape = (groups, left.shape[0], right.shape[1])
-    return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
 
 
 class _Received:

@@ -26,7 +26,7 @@ from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
 from drivetrain.parallel.gather import alone
 from drivetrain.parallel.parts import local_parts
-from drivetrain.plan.profile.fake_tensor_patches import moving_modules, shapes_worked_out_aside
+from drivetrain.plan.profile.fake_tensor_patches import moving_modules, torchs_own
 from drivetrain.rehearse.calls import Line, here
 from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch
 from drivetrain.rehearse.findings import RankMemory
@@ -80,7 +80,7 @@ def rehearse_fit(
     following = tensors.memory.following_resizes()
     within = resolved.config.parallel.traits.rehearse_within
     of_strategy = load(within)() if within else nullcontext()
-    with tensors, following, moving_modules(), of_strategy, shapes_worked_out_aside():
+    with tensors, following, moving_modules(), of_strategy, torchs_own():
         assembly = assemble(task, resolved, source_from(train, resolved.config.data), world)
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
         spread = assembly.engine.spread

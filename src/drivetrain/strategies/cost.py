@@ -57,6 +57,10 @@ class PartNumbers:
     saved: float = 0.0
     forward: WorkNumbers = WorkNumbers()
     backward: WorkNumbers = WorkNumbers()
+    experts: float = 0.0
+    """Of `parameters`: what ep spreads."""
+    trained_experts: float = 0.0
+    """Of `trained`."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,14 @@ class Use:
     def num_shards(self) -> int:
         """Ranks that shards are over."""
         return self.layout.dp_shard * self.layout.cp
+
+    def whole(self, part: PartNumbers) -> float:
+        """Bytes of a part's weights when its shards are put together: ep leaves others' experts."""
+        return part.parameters - part.experts * (1 - 1 / self.layout.ep)
+
+    def whole_trained(self, part: PartNumbers) -> float:
+        """The same of its gradients."""
+        return part.trained - part.trained_experts * (1 - 1 / self.layout.ep)
 
     @property
     def is_divided(self) -> bool:

@@ -16,6 +16,7 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.plugins import load
 from drivetrain.core.text import readable_bytes
+from drivetrain.parallel.expert.finding import find_experts
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
@@ -35,6 +36,9 @@ class Profile:
     """Of the weights that are trained."""
     micro_batches_per_step: int = 1
     """Per rank."""
+    expert_bytes: int = 0
+    """Of the weights: those of experts, which ep spreads."""
+    expert_gradient_bytes: int = 0
 
     @classmethod
     def of(cls, model: nn.Module, micro_batches_per_step: int = 1) -> Profile:
@@ -42,6 +46,7 @@ class Profile:
         parameters = list(model.parameters())
         trained = [p for p in parameters if p.requires_grad]
         trained_bytes = sum(p.numel() * p.element_size() for p in trained)
+        experts = [p for each in find_experts(model) for p in each.module.parameters()]
         return cls(
             num_parameters=sum(p.numel() for p in parameters),
             parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
@@ -49,6 +54,8 @@ class Profile:
             optimizer_bytes=2 * trained_bytes,
             dtypes=frozenset(str(p.dtype).removeprefix("torch.") for p in trained),
             micro_batches_per_step=micro_batches_per_step,
+            expert_bytes=sum(p.nbytes for p in experts),
+            expert_gradient_bytes=sum(p.nbytes for p in experts if p.requires_grad),
         )
 
 
@@ -108,7 +115,13 @@ class Strategy(Protocol):
 
 def cost_now(model: CostModel, profile: Profile, use: Use) -> Cost:
     """By a strategy's cost model, of a model that is there: one part, activations left out."""
-    part = PartNumbers(profile.parameter_bytes, profile.gradient_bytes, profile.optimizer_bytes)
+    part = PartNumbers(
+        profile.parameter_bytes,
+        profile.gradient_bytes,
+        profile.optimizer_bytes,
+        experts=profile.expert_bytes,
+        trained_experts=profile.expert_gradient_bytes,
+    )
     walk = model.walk([part], [False], 0.0, use)
     moments = [*walk.forward(), *walk.backward(), walk.optimizer(0.0)]
     held = walk.held()

@@ -27,9 +27,7 @@ from drivetrain.parallel.expert.finding import Experts
 from drivetrain.parallel.parts import own_part
 
 
-def spread_experts(
-    experts: Sequence[Experts], mesh: DeviceMesh, imbalance: float = 1.0
-) -> None:
+def spread_experts(experts: Sequence[Experts], mesh: DeviceMesh, imbalance: float = 1.0) -> None:
     """Keep this rank's experts of each layer, in place; their calls go over the ranks of `mesh`."""
     for each in experts:
         _keep_own(each, mesh)
@@ -54,9 +52,7 @@ def _keep_own(experts: Experts, mesh: DeviceMesh) -> None:
 class Dispatch:
     """In the place of a module's forward: the same numbers, with experts on other ranks."""
 
-    def __init__(
-        self, experts: Experts, group: dist.ProcessGroup, imbalance: float = 1.0
-    ) -> None:
+    def __init__(self, experts: Experts, group: dist.ProcessGroup, imbalance: float = 1.0) -> None:
         self.experts = experts
         self._imbalance = imbalance
         self._group = group

@@ -17,7 +17,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 @contextmanager
 def fake_tensor_patches() -> Iterator[None]:
     """While this lasts, a step on fake tensors does what a step of a run does."""
-    with _samples_are_not_packed(), shapes_worked_out_aside():
+    with _samples_are_not_packed(), torchs_own():
+        yield
+
+
+@contextmanager
+def torchs_own() -> Iterator[None]:
+    """Those that are about torch alone."""
+    with _shapes_worked_out_aside(), _grouped_products():
         yield
 
 
@@ -41,7 +48,7 @@ def _samples_are_not_packed() -> Iterator[None]:
 
 
 @contextmanager
-def shapes_worked_out_aside() -> Iterator[None]:
+def _shapes_worked_out_aside() -> Iterator[None]:
     """DTensor tries each operation on fake tensors of the whole's shape, to know what it gives.
 
     In a run these take no memory and no time to speak of; in a trace they would be counted.
@@ -62,6 +69,40 @@ def shapes_worked_out_aside() -> Iterator[None]:
         yield
     finally:
         kind._propagate_tensor_meta_non_cached = try_out  # noqa: SLF001
+
+
+@contextmanager
+def _grouped_products() -> Iterator[None]:
+    """Products of experts in any precision: torch works out the shape of bfloat16's alone."""
+    from torch._subclasses.fake_impls import op_implementations_dict as known
+
+    operator = torch.ops.aten._grouped_mm.default  # noqa: SLF001 - its only name
+    if operator in known:
+        yield
+        return
+    known[operator] = lambda _, __, *args, **kwargs: _grouped(*args, **kwargs)
+    try:
+        yield
+    finally:
+        known.pop(operator, None)
+
+
+def _grouped(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: Any = None,  # noqa: ARG001 - torch's own name
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A tensor like the one that a grouped product gives."""
+    if left.dim() == 2 and right.dim() == 3:
+        shape = [left.shape[0], right.shape[2]]
+    elif left.dim() == 3:
+        shape = [left.shape[0], left.shape[1], right.shape[-1]]
+    else:  # a gradient: columns of the left and rows of the right, by group
+        groups = 1 if offs is None else offs.shape[0]
+        shape = [groups, left.shape[0], right.shape[1]]
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
 # Where torch's own code does not get along with fake tensors, or with thousands of ranks.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from drivetrain.core.section import Section
+from drivetrain.parallel.layout import Layout
 from drivetrain.strategies.cost import (
     CopiedWalk,
     CostModel,
@@ -49,7 +50,9 @@ class ShardedWalk(Walk):
         hidden: float,
         *,
         between: Between,
+        use: Use | None = None,
     ) -> None:
+        self._use = use or Use(Layout(), None)
         self._parts = parts
         self._shards = num_shards
         self._ratio = compute_ratio
@@ -57,9 +60,13 @@ class ShardedWalk(Walk):
         self._between = between
         self._is_root = is_root
         self._root = sum(
-            p.parameters * compute_ratio for p, root in zip(parts, is_root, strict=True) if root
+            self._use.whole(p) * compute_ratio
+            for p, root in zip(parts, is_root, strict=True)
+            if root
         )
-        self._root_trained = sum(p.trained for p, root in zip(parts, is_root, strict=True) if root)
+        self._root_trained = sum(
+            self._use.whole_trained(p) for p, root in zip(parts, is_root, strict=True) if root
+        )
 
     def held(self) -> Held:
         """Shards; buffers whole."""
@@ -111,7 +118,7 @@ class ShardedWalk(Walk):
                 root_gradients += work.gradients
                 continue
             points.append(Moment("backward", saved + work.peak, gradients + own, gathered + before))
-            reduced = part.trained
+            reduced = self._use.whole_trained(part)
             points.append(
                 Moment(
                     "backward",
@@ -121,7 +128,7 @@ class ShardedWalk(Walk):
                 )
             )
             if self._between != "shards":  # or it is added to the one that is there
-                shards_made += reduced / self._shards
+                shards_made += part.trained / self._shards
             held_input = reduced
         # its whole weights are given back before its gradients are reduced
         end = self._root_trained * (1 + 1 / self._shards)
@@ -136,7 +143,7 @@ class ShardedWalk(Walk):
         """A block's weights, put together; the root's are counted by themselves."""
         if not 0 <= index < len(self._parts) or self._is_root[index]:
             return 0.0
-        return self._parts[index].parameters * self._ratio
+        return self._use.whole(self._parts[index]) * self._ratio
 
     def _earlier_shards(self) -> float:
         return self.gradient_shards() if self._between == "shards" else 0.0
@@ -147,7 +154,7 @@ class ShardedWalk(Walk):
             return 0.0
         root = self._root_trained
         blocks = sum(
-            part.trained
+            self._use.whole_trained(part)
             for index, part in enumerate(self._parts[:upto])
             if not self._is_root[index]
         )
@@ -181,7 +188,7 @@ class FSDPCost(CostModel):
         if not accumulates:
             between = "none"
         ratio = _compute_ratio(use)
-        return ShardedWalk(parts, is_root, use.num_shards, ratio, hidden, between=between)
+        return ShardedWalk(parts, is_root, use.num_shards, ratio, hidden, between=between, use=use)
 
     def exchanges(
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], use: Use
@@ -190,13 +197,18 @@ class FSDPCost(CostModel):
         trained = sum(part.trained for part in parts)
         if use.num_shards == 1:
             return reduced_copies(trained, use)
-        whole = [part.parameters for part in parts]
+        whole = [part.parameters - (part.experts if _spreads(use) else 0.0) for part in parts]
         # the root stays whole from its forward to the end of backward; a block can be told to
         keeps = use.options.reshard_after_forward is False
         again = [size for size, root in zip(whole, is_root, strict=True) if not root and not keeps]
         reductions = use.accumulation if use.options.reduce_every_micro_batch else 1
+        spread = sum(part.trained_experts for part in parts) if _spreads(use) else 0.0
+        sent = sharded_exchanges(
+            sum(whole), sum(again), trained - spread, len(parts), reductions, use
+        )
         return [
-            *sharded_exchanges(sum(whole), sum(again), trained, len(parts), reductions, use),
+            *sent,
+            *(_of_experts(parts, sent, use, gathers_again=not keeps) if _spreads(use) else ()),
             *reduced_copies(trained / use.num_shards, use),
         ]
 
@@ -271,6 +283,23 @@ def sharded_exchanges(
     back = replace(forward, num_bytes=again * ratio, beside="backward", units=0.0)
     scatter = replace(back, kind="reduce_scatter", num_bytes=trained, times=reductions)
     return [forward, back, scatter]
+
+
+def _spreads(use: Use) -> bool:
+    return use.layout.ep > 1
+
+
+def _of_experts(
+    parts: Sequence[PartNumbers], sent: Sequence[Exchange], use: Use, *, gathers_again: bool
+) -> list[Exchange]:
+    """The same for experts, between ranks that have the same ones. Tokens are not known here."""
+    weights = sum(part.experts for part in parts) / use.layout.ep * _compute_ratio(use)
+    trained = sum(part.trained_experts for part in parts) / use.layout.ep
+    sizes = (weights, weights if gathers_again else 0.0, trained)
+    return [
+        replace(each, axes=("expert_shard",), num_bytes=size)
+        for each, size in zip(sent, sizes, strict=True)
+    ]
 
 
 def _accumulates_whole(use: Use) -> bool:
