@@ -29,8 +29,10 @@ def train_on_device(
     return found
 
 
-def layouts_of(world_size: int, *, but: tuple[str, ...] = ("deepspeed", "horovod")) -> list[str]:
-    """Those that torch itself carries."""
+def layouts_of(
+    world_size: int, *, but: tuple[str, ...] = ("deepspeed", "horovod", "ep")
+) -> list[str]:
+    """Those that torch itself carries, and a model without experts."""
     return [
         name
         for name, (ranks, _) in LAYOUTS.items()

@@ -54,6 +54,12 @@ def test_a_model_with_convolutions_and_running_statistics(tmp_path: Path) -> Non
         assert largest_deviation(losses, losses_on_cpu("resnet", STEPS)) <= PARITY, name
 
 
+def test_experts_on_two_devices(tmp_path: Path) -> None:
+    cells = [("ep", "moe")]
+    found = run_ranks(train_on_device, 2, 500, (str(tmp_path), cells, 3), GROUPS["device only"])[0]
+    assert largest_deviation(found["ep, moe"], losses_on_cpu("moe", STEPS)) <= PARITY
+
+
 class Synchronizations(Hook):
     """Counts the host's waits from the third step to the seventh, which none of them logs."""
 

@@ -184,8 +184,23 @@ def test_experts_on_two_ranks(tmp_path: Path) -> None:
         assert not is_same(mutant, losses), name
     load = load_records(open_run(found["run"]).events(0))
     assert load
-    # five steps of 16 sequences, each token to two experts, counted once however many ranks
-    assert all(sum(each) == 5 * 16 * models.LENGTH * 2 for each in load[0].layers.values())
+    # five steps, the third of which ends an epoch, each token to two experts; turns in which a
+    # rank only keeps step do not count
+    tokens = (16 + 16 + 12 + 16 + 16) * models.LENGTH * 2
+    assert [sum(each) for each in load[0].layers.values()] == [tokens] * models.LAYERS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_experts_go_with_every_other_axis(tmp_path: Path) -> None:
+    layouts = ("ep×fsdp", "ep×hsdp", "ep×tp", "ep×pp")
+    cells = [(name, "moe", matrix.LAYOUTS[name][1]) for name in layouts]
+    reference = two_steps(str(tmp_path), {})
+    found = run_ranks(
+        matrix.train_in_turn, 4, 380, args=(str(tmp_path / "ranks"), cells, len(reference))
+    )[0]
+    for name, losses in found.items():
+        assert largest_deviation(losses, reference) <= matrix.TOLERANCE, name
 
 
 def test_no_token_gets_lost_on_its_way(tmp_path: Path) -> None:
