@@ -31,6 +31,7 @@ from drivetrain.train.setup.choices import (
     fill_in,
     total_steps_of,
 )
+from drivetrain.train.setup.experts import count_load, expert_load
 from drivetrain.train.setup.feeds import make_feed
 from drivetrain.train.setup.model import (
     describe_model,
@@ -115,6 +116,7 @@ def assemble(
     weight_bytes = Profile.of(new.model).parameter_bytes
     made = model_terms(new.model) | {"model.pretrained": new.fingerprint}
     sharers = share_batch_norms(new.model, world, config, notes)
+    load = expert_load(new.model, world, config, notes) if is_own_world else None
     spread = spread_model(task, new, strategy, world, config, source, plan)
     optimizer, terms = make_optimizer(task, spread, config)
     made |= terms
@@ -123,6 +125,8 @@ def assemble(
     engine = engine_for(config, world, spread, optimizer, rate, total_steps)
     if sharers is not None:
         keep_in_step(engine, sharers, config)
+    if load is not None:
+        count_load(engine, load, config)
     for choice in spread.choices():
         resolved = resolved.choose(choice.key, choice.value, choice.why)
         notes.append(choice.said)

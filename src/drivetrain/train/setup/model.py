@@ -93,6 +93,7 @@ def describe_model(
         f"model: {profile.num_parameters:,} parameters, {config.parallel.strategy} on "
         f"{world.layout} ({world.device.type}): {readable_bytes(cost.state_bytes)} of state per "
         f"rank, {readable_bytes(cost.sent_bytes_per_step)} sent per step"
+        f"{', tokens not counted' if world.layout.ep > 1 else ''}"
     ]
     notes += strategy.notes(model, world)
     if config.checkpoint.contents == "trained":
