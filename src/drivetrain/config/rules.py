@@ -369,6 +369,7 @@ def _replay(config: RunConfig) -> Iterator[Problem]:
     refused = {
         "a pipeline has a step's micro-batches under way together": config.parallel.pp > 1,
         "live replicas come and go between two passes": config.fault_tolerance == "live",
+        "a wrong result travels to other ranks with the tokens of ep": config.parallel.ep > 1,
     }
     for rule in (rule for rule, applies in refused.items() if every is not None and applies):
         yield Problem("sentinel.replay_every_steps", rule, "leave it out", every)
@@ -387,7 +388,7 @@ def _float8(config: RunConfig) -> Iterator[Problem]:
 
 RULES: Sequence[Rule] = (
     Rule(("precision.float8", "precision.dtype", "parallel.tp"), _float8),
-    Rule(("sentinel.replay_every_steps", "parallel.pp", "fault_tolerance"), _replay),
+    Rule(("sentinel.replay_every_steps", "parallel.pp", "parallel.ep", "fault_tolerance"), _replay),
     Rule(("record.mlflow.tracking_uri",), _tracking),
     Rule(("max_steps", "num_train_epochs"), _length),
     Rule(("name",), _name),

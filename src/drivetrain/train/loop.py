@@ -191,6 +191,8 @@ class Loop:
         if not is_real:
             is_last = engine.spread.reduces_in_backward
         with engine.micro_batch(micro, is_last=is_last):
+            if engine.expert_load is not None:
+                engine.expert_load.counts &= is_real
             with engine.autocast:
                 loss = self.task.loss(engine.model, batch)
             engine.backward(loss, micro, is_noted=is_real)
