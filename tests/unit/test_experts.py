@@ -88,9 +88,9 @@ def test_names_must_be_those_of_experts() -> None:
 
 
 def _tied() -> nn.Module:
-    model = nn.ModuleDict({"a": Holder(Own()), "b": Holder(Own())})
-    model["b"].experts.weight = model["a"].experts.weight
-    return model
+    first, second = Own(), Own()
+    second.weight = first.weight
+    return nn.ModuleDict({"a": Holder(first), "b": Holder(second)})
 
 
 def _with(change: Callable[[Any], Any]) -> Callable[[], nn.Module]:
@@ -184,7 +184,12 @@ def test_the_load_of_one_process_is_counted_balanced_and_shown(tmp_path: Path) -
         model = models.moe(layers=2)
         layer: Any = model.get_submodule("blocks.0.moe")
         balance = layer.balance
-        layer.balance = lambda load: (told.append(load.tolist()), balance(load))
+
+        def listen(load: torch.Tensor) -> None:
+            told.append(load.tolist())
+            balance(load)
+
+        layer.balance = listen
         return model
 
     memory = {"activation_checkpointing": "full"}  # recomputed, and not counted twice
