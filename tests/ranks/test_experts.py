@@ -204,6 +204,31 @@ def test_experts_go_with_every_other_axis(tmp_path: Path) -> None:
         assert largest_deviation(norms, reference[1]) <= matrix.TOLERANCE, name
 
 
+HUGGING_FACE = ("hf_mixtral", "hf_qwen_moe")
+
+
+def train_hugging_face(folder: str, parallel: Any) -> dict[str, tuple[list[float], list[float]]]:
+    found = {}
+    for name in HUGGING_FACE:
+        task, data = models.task_of(name)
+        trainer = Trainer(task, matrix.config(folder, STEPS, parallel))
+        trainer.fit(data)
+        found[name] = numbers(trainer)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_hugging_faces_models_train_what_one_process_trains(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found = run_ranks(train_hugging_face, 2, 380, args=(str(tmp_path / "ranks"), EP))[0]
+    reference = train_hugging_face(str(tmp_path), {})
+    for name in HUGGING_FACE:
+        for values, expected in zip(found[name], reference[name], strict=True):
+            assert largest_deviation(values, expected) <= matrix.TOLERANCE, name
+
+
 def test_no_token_gets_lost_on_its_way(tmp_path: Path) -> None:
     """The quick one. Norms too: Adam takes no notice of gradients that are a multiple."""
     found = run_ranks(two_steps, 2, 100, args=(str(tmp_path / "ranks"), {"ep": EP}))[0]["ep"]

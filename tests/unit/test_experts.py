@@ -18,6 +18,9 @@ from drivetrain.diagnose.run import diagnose
 from drivetrain.parallel.expert.finding import find_experts, spread_problems
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.tensor import plan_for
+from drivetrain.plan.profile.model import Way
+from drivetrain.plan.profile.profiling import Profiler
+from drivetrain.plan.profile.sources import from_script
 from drivetrain.record.expert_load import (
     MOST_RECORDED,
     LoadRecord,
@@ -213,6 +216,15 @@ def test_the_load_of_one_process_is_counted_balanced_and_shown(tmp_path: Path) -
     assert view.expert_load is not None
     assert any("moe.experts" in line.plain for line in expert_lines(view.expert_load, 60, 5))
     assert diagnose(history.run_dir) is not None
+
+
+def test_a_plan_knows_experts_and_does_not_pretend_to_know_ep() -> None:
+    script = str(Path(__file__).parents[2] / "examples" / "moe.py")
+    with pytest.raises(ConfigError, match="a plan neither proposes nor prices it"):
+        from_script(script, ["parallel.strategy=fsdp", "parallel.ep=2"])
+    profile = Profiler(from_script(script).subject).profile(Way("fp32"))
+    weights = sum(p.nbytes for p in models.moe(width=96, layers=3, vocabulary=256).parameters())
+    assert profile.total("parameters", 1) == pytest.approx(weights)
 
 
 def _records(*loads: list[int], num_chosen: int = 2) -> list[LoadRecord]:
