@@ -14,6 +14,7 @@ from drivetrain.cluster.description import Cluster
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.diagnose.experts import RECORDS, hot_expert
+from drivetrain.diagnose.finding import Kind
 from drivetrain.diagnose.run import diagnose
 from drivetrain.parallel.expert.finding import find_experts, spread_problems
 from drivetrain.parallel.layout import Layout
@@ -240,6 +241,23 @@ def test_a_hot_expert_is_a_finding() -> None:
     assert finding is not None
     assert "expert 1 of mlp.experts gets 4.0 times its share" in finding.what
     assert "100, 700, 100" in finding.evidence[0]
+
+
+def test_a_run_whose_router_has_collapsed_is_diagnosed(tmp_path: Path) -> None:
+    def collapsed() -> nn.Module:
+        model = models.moe(layers=1)
+        bias = model.get_buffer("blocks.0.moe.bias")
+        bias[3] = 10.0  # every token goes there, and to another one
+        return model
+
+    task, data = models.task_of("moe")
+    settings = config(str(tmp_path), RECORDS, {})
+    settings["record"]["logging_steps"] = 1
+    history = Trainer(Task(collapsed, task.loss), settings).fit(data)
+    assert history.run_dir is not None
+    found = [each for each in diagnose(history.run_dir) if each.kind is Kind.HOT_EXPERT]
+    assert len(found) == 1
+    assert "expert 3 of blocks.0.moe.experts gets 4.0 times its share" in found[0].what
 
 
 def test_an_expert_that_is_hot_for_a_moment_or_a_little_is_none() -> None:
