@@ -119,14 +119,12 @@ def assemble(
     load = expert_load(new.model, world, config, notes) if is_own_world else None
     spread = spread_model(task, new, strategy, world, config, source, plan)
     optimizer, terms = make_optimizer(task, spread, config)
-    made |= terms
     rate = learning_rate(task, config, optimizer, total_steps)
-    made |= rate.terms
+    made |= terms | rate.terms
     engine = engine_for(config, world, spread, optimizer, rate, total_steps)
     if sharers is not None:
         keep_in_step(engine, sharers, config)
-    if load is not None:
-        count_load(engine, load, config)
+    count_load(engine, load, config)
     for choice in spread.choices():
         resolved = resolved.choose(choice.key, choice.value, choice.why)
         notes.append(choice.said)

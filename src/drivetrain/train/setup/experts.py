@@ -36,8 +36,10 @@ def expert_load(
     return ExpertLoad(model, experts, world)
 
 
-def count_load(engine: Engine, load: ExpertLoad, config: RunConfig) -> None:
-    """Once the engine is there."""
+def count_load(engine: Engine, load: ExpertLoad | None, config: RunConfig) -> None:
+    """Once the engine is there; nothing without experts."""
+    if load is None:
+        return
     load.leave_to_others(engine.spread.inner)
     if load.is_balanced and (engine.spread.local_steps or config.fault_tolerance == "live"):
         rule = "ranks that step alone do not know what others have sent to the experts"
