@@ -111,6 +111,56 @@ def test_the_best_is_known_after_a_resume(
     assert saved(make(config).fit(data(), data()).run_dir) == [16, 40]
 
 
+def exports_best(run_dir: Path | None, target: Path) -> bool:
+    verbs.export(str(run_dir), str(target), None, 5.0, best=True)
+    return target.exists()
+
+
+def test_the_last_evaluation_is_known_although_its_step_was_saved_before(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    """40 is a multiple of 10: saved, then evaluated for the first time, and best of none."""
+    history = make(config, evaluation={"every_steps": 1000}).fit(data(), data())
+    assert saved(history.run_dir) == [40]
+    assert exports_best(history.run_dir, tmp_path / "best.pt")
+
+
+class DiesBeforeEvaluation(Hook):
+    def on_validation_start(self, trainer: Trainer, step: int) -> None:
+        raise Interrupted
+
+
+def test_an_evaluation_that_is_made_up_for_by_the_next_attempt_is_known(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config["evaluation"] = {"every_steps": 1000}
+    first = make(config, DiesBeforeEvaluation())
+    with pytest.raises(Interrupted):
+        first.fit(data(), data())
+    assert saved(first.run_dir) == [40]
+    go_on_in(first.run_dir, monkeypatch)
+    history = make(config).fit(data(), data())
+    assert exports_best(history.run_dir, tmp_path / "best.pt")
+
+
+def test_an_evaluation_after_a_loop_of_ones_own_is_known(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    config["checkpoint"] = {"every_steps": 10, "keep_best": "loss"}
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
+    for step in loop.steps():
+        for batch in step:
+            loop.backward(loss(loop.model, batch))
+        loop.step()
+    found = loop.evaluate(data(), lambda model, batch: {"loss": loss(model, batch)})
+    run_dir = loop.history.run_dir
+    assert exports_best(run_dir, tmp_path / "best.pt")
+    assert run_dir is not None
+    (manifest,) = (run_dir / "checkpoints").glob("step-*40-*/manifest.json")
+    run = json.loads(manifest.read_text())["values"]["common"]["run"]["value"]
+    assert [entry[:2] for entry in run["evaluations"]] == [[40, {"loss": found.metrics["loss"]}]]
+
+
 def test_names_of_metrics_are_checked(config: dict[str, Any]) -> None:
     """A misspelt one was accepted, and nothing kept."""
     names = "no evaluation has this metric; use one of accuracy, loss"

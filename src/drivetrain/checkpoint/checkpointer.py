@@ -425,6 +425,17 @@ class Checkpointer:
         except Exception as error:  # the new one is there; an old one that stays must not undo it
             warnings.warn(f"an outdated checkpoint was not deleted: {error}", stacklevel=2)
 
+    def amend(self, step: int, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Other values for this attempt's checkpoint of `step`, at once; on rank 0.
+
+        For what is found out about a step after it was saved; its tensors stay.
+        """
+        lineage.check_not_stale(self.place, self.attempt)
+        folder = folder_name(step, self.attempt)
+        manifest = catalogue.read_manifest(self.place, folder, check_sizes=False)
+        whole = replace(manifest, values=_json(dict(change(manifest.values))))
+        self.place.put(f"{folder}/{NAME}", whole.to_json())
+
     def _drop_outdated(self) -> None:
         listed = catalogue.entries(self.place, check_sizes=False)
         good = [entry.manifest for entry in listed if entry.manifest is not None]

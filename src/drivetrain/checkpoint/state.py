@@ -71,7 +71,7 @@ class TrainingState:
         # the optimizer knows
         weights = self.weights()
         state, values = self._optimizer_state()
-        groups = [] if self.optimizer is None else _groups(self.optimizer)
+        groups = [] if self.optimizer is None else saved_groups(self.optimizer)
         own = {own_name(self.rank): pack(self._own())}
         tensors = {**weights, **state, **self.averages, **own}
         common = {name: thing.state_dict() for name, thing in self.common.items()}
@@ -226,7 +226,8 @@ def _not_plain(state: Mapping[str, Any]) -> ConfigError:
     )
 
 
-def _groups(optimizer: torch.optim.Optimizer) -> list[Values]:
+def saved_groups(optimizer: torch.optim.Optimizer) -> list[Values]:
+    """Its parameter groups' settings, as a checkpoint has them."""
     return [
         {k: plain(v, f"param_groups.{k}") for k, v in group.items() if k != "params"}
         for group in optimizer.param_groups

@@ -94,6 +94,7 @@ class Attempt:
             task, feeds, self.assembly, self.saver.at.step, lambda *one: found.append(one)
         )
         self.history.evaluations.append(result)
+        self.saver.score_after(result)
         self.add_evaluations(found)
         return result
 

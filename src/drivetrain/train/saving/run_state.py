@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain.checkpoint.frozen import FrozenBase
 from drivetrain.checkpoint.gathered import GatheredState
-from drivetrain.checkpoint.state import TrainingState, Value
+from drivetrain.checkpoint.state import TrainingState, Value, saved_groups
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.stream import StreamFeed
@@ -121,19 +121,43 @@ class RunState:
         self._history.with_metric(rule.keep_best, "checkpoint.keep_best")
         return self._history.best(rule.keep_best, rule.keep_best_mode)
 
-    def _get_run(self) -> dict[str, Any]:
-        best = self.best()
-        # the time is never the same twice: only where it decides something
-        is_limited = self._assembly.config.max_time_s is not None
+    @property
+    def num_evaluations(self) -> int:
+        """So far, earlier attempts' included."""
+        return len(self._history.evaluations)
+
+    def evaluated(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint's values with the evaluations since: what they decide, and no more."""
+        run, engine = values["common"]["run"]["value"], self._assembly.engine
+        at = {**run["at"], "evaluated_at": self.at.evaluated_at}
+        run = {**run, **self._found(), "at": at}
+        rate = engine.learning_rate.state_dict()
+        common = {**values["common"], "run": {"value": run}, "learning_rate": rate}
+        groups = saved_groups(engine.optimizer)
         return {
-            **({"seconds": self.seconds} if is_limited else {}),
+            **values,
+            "common": common,
+            "optimizer": {**values["optimizer"], "groups": groups},
+        }
+
+    def _found(self) -> dict[str, Any]:
+        best = self.best()
+        return {
             **({} if best is None else {"best_step": best.step}),
-            "at": asdict(self.at),
-            "skipped_steps": self._history.skipped_steps,
             "evaluations": [
                 [result.step, dict(result.metrics), result.num_samples]
                 for result in self._history.evaluations
             ],
+        }
+
+    def _get_run(self) -> dict[str, Any]:
+        # the time is never the same twice: only where it decides something
+        is_limited = self._assembly.config.max_time_s is not None
+        return {
+            **({"seconds": self.seconds} if is_limited else {}),
+            "at": asdict(self.at),
+            "skipped_steps": self._history.skipped_steps,
+            **self._found(),
         }
 
     def _set_run(self, run: dict[str, Any]) -> None:

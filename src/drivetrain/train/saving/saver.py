@@ -79,6 +79,9 @@ class Saver:
         self._evaluated_at = -1
         """After which step."""
         self._has_said_size = False
+        self._num_evaluations_saved = run.num_evaluations
+        self._saved_here = -1
+        """The step that this attempt saved last; `_last_saved` may be an earlier one's."""
 
     def begin(self) -> None:
         """The run is about to step: listen, and say where it resumes from."""
@@ -180,7 +183,7 @@ class Saver:
 
     def save(self, step: int) -> None:
         """Save now, and settle when to save next. A collective call."""
-        if step == self._last_saved:
+        if step == self._last_saved and self._is_known(step):
             return
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
             return
@@ -193,7 +196,8 @@ class Saver:
                 self._checkpointer.before_change()
         self._note(before)
         self._say_what_is_copied()
-        self._last_saved = step
+        self._last_saved = self._saved_here = step
+        self._num_evaluations_saved = self._run.num_evaluations
         if before is None or before.step != step or not before.problem:
             self._timetable.forgive()  # a save that was not waited for makes up for the one before
         self._timetable.settle_next(step)
@@ -209,6 +213,30 @@ class Saver:
                 f"checkpoints: a save takes {readable_bytes(size)} of host memory on rank 0 for a "
                 f"copy ({until})"
             )
+
+    def _is_known(self, step: int) -> bool:
+        """Whether the step's checkpoint has its evaluation: if not, add it, or save anew.
+
+        The last step of a run may be saved before it is evaluated. An earlier attempt's checkpoint
+        is not touched.
+        """
+        if self._run.num_evaluations == self._num_evaluations_saved:
+            return True
+        if step != self._saved_here:
+            return False
+        self._note(self._checkpointer.wait())
+        if self._newest_saved == step:  # else it failed, and is tried again
+            self._add_evaluation()
+        return True
+
+    def _add_evaluation(self) -> None:
+        self._num_evaluations_saved = self._run.num_evaluations
+        if not self._world.is_main or self._rule.contents == "weights":
+            return
+        try:
+            self._checkpointer.amend(self.at.step, self._run.evaluated)
+        except OSError as error:
+            self._say(f"warning: the checkpoint of step {self.at.step} has no evaluation ({error})")
 
     def _take_turn(self, step: int) -> bool:
         """Among live replicas the first seat writes; a new holder of it begins an attempt."""
@@ -268,6 +296,12 @@ class Saver:
         """Remember what `keep_best` goes by; the best so far is saved when its step is over."""
         self._evaluated_at = result.step
         note_score(self._checkpointer, self._rule, result)
+
+    def score_after(self, result: EvaluationResult) -> None:
+        """The same, of an evaluation after the attempt's end."""
+        self.score(result)
+        if result.step == self._saved_here == self._newest_saved:
+            self._add_evaluation()
 
     def _is_best(self, step: int) -> bool:
         """Whether this step was evaluated, and better than all before."""
