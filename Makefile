@@ -128,7 +128,7 @@ MIGRATIONS := build/migrations-venv/bin/python
 migrations:                       ## scripts of other libraries and the same here, losses side by side, into docs/migrate
 	test -x $(MIGRATIONS) || $(PYTHON) -m venv build/migrations-venv
 	.ci/install-torch "$(TORCH)" $(MIGRATIONS) -m pip install --quiet --constraint constraints.txt
-	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[examples]" accelerate lightning transformers
+	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[deepspeed,examples,ray]" accelerate lightning ninja transformers
 	$(MIGRATIONS) -m benchmarks.migrations benchmarks/results/migrations
 	$(MIGRATIONS) -m benchmarks.migrations --pages
 

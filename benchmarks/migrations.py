@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "migrations"
 PAGES = ROOT / "docs" / "migrate"
 _BIN = Path(sys.executable).parent
 _TORCHRUN = (str(_BIN / "torchrun"), "--standalone", "--nproc-per-node", "2")
+_DEEPSPEED = (str(_BIN / "deepspeed"), "--num_accelerators", "2", "--master_port", "{port}")
 _ALONE = (sys.executable,)
 _TWO = (sys.executable, "-m", "drivetrain", "train", "--nproc-per-node", "2")
 
@@ -52,25 +54,43 @@ PAIRS = (
     Pair("hf_trainer", "transformers", _ALONE, _ALONE),
     Pair("ddp", "torch", _TORCHRUN, _TWO),
     Pair("accelerate", "accelerate", _TORCHRUN, _TWO),
+    Pair("deepspeed", "deepspeed", _DEEPSPEED, _TWO),
+    Pair("ray_train", "ray", _ALONE, _TWO),
 )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def losses_of(command: tuple[str, ...], script: Path, words: tuple[str, ...] = ()) -> list[float]:
     """Run it in a folder of its own; the losses it prints."""
+    port = free_port()
     variables = {
         **os.environ,
         "PATH": f"{_BIN}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
+        # DeepSpeed compiles what it needs; a folder that others share may be locked for good.
+        "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "torch-extensions"),
+        "DS_ACCELERATOR": "cpu",
+        "RAY_USAGE_STATS_ENABLED": "0",
     }
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*command, str(script), *words],
-            cwd=folder,
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [*(word.format(port=port) for word in command), str(script), *words],
+                cwd=folder,
+                env=variables,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+    finally:  # 69 MB a rank that DeepSpeed leaves in memory
+        for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer*_{port}_*"):  # noqa: S108
+            left.unlink()
     found = re.findall(r"losses (\[.*\])", done.stdout)
     if done.returncode or not found:
         raise SystemExit(f"{script}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -93,13 +113,10 @@ def compare(pair: Pair) -> dict[str, Any]:
     }
 
 
-def changed_lines(name: str) -> tuple[int, int]:
+def changed_lines(before: Path, after: Path) -> tuple[int, int]:
     """Lines that went, and lines that came; the first says how to run it."""
-    before, after = (
-        (SCRIPTS / name / f"{which}.py").read_text().splitlines()[1:]
-        for which in ("before", "after")
-    )
-    marks = [line[0] for line in difflib.ndiff(before, after) if line.strip("+- ")]
+    old, new = (path.read_text().splitlines()[1:] for path in (before, after))
+    marks = [line[0] for line in difflib.ndiff(old, new) if line.strip("+- ")]
     return marks.count("-"), marks.count("+")
 
 
@@ -111,7 +128,7 @@ def blocks(name: str) -> dict[str, str]:
         f"| {row + 1} | {result['before'][row]:.6f} | {result['after'][row]:.6f} |"
         for row in sorted(set(rows))
     ]
-    gone, came = changed_lines(name)
+    gone, came = changed_lines(SCRIPTS / name / "before.py", SCRIPTS / name / "after.py")
     source = {
         which: f"```python\n{(SCRIPTS / name / f'{which}.py').read_text()}```"
         for which in ("before", "after", "module")
