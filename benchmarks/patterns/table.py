@@ -17,8 +17,8 @@ def curve(entry: Mapping[str, Any]) -> Curve:
     return Curve(entry["losses"], entry["metrics"])
 
 
-def row(name: str, result: Result) -> str:
-    """Distances to the original, and whether kills changed a bit."""
+def verdicts(result: Result) -> list[str]:
+    """Each arm's: the distance to the original, or whether the kill changed a bit."""
     before, arms = curve(result["original"]), result["arms"]
     cells = [f"{distance(before, curve(arms[arm.name])):.1e}" for arm in ARMS if not arm.is_killed]
     for arm in ARMS:
@@ -27,9 +27,14 @@ def row(name: str, result: Result) -> str:
             same = is_rest_of(curve(cut), curve(whole))
             same &= cut["weights_sha256"] == whole["weights_sha256"]
             cells.append(f"{'equal' if same else 'DIFFERENT'}, from {cut['resumed_at'][-1]}")
-    steps = len(before.losses)
+    return cells
+
+
+def row(name: str, result: Result) -> str:
+    steps = len(result["original"]["losses"])
     gone, came = result["lines"]
-    return f"| {name} | {result['shows']} | {steps} | {' | '.join(cells)} | -{gone} +{came} |"
+    cells = " | ".join(verdicts(result))
+    return f"| {name} | {result['shows']} | {steps} | {cells} | -{gone} +{came} |"
 
 
 def table(results: Mapping[str, Result]) -> str:
