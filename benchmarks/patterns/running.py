@@ -49,7 +49,11 @@ class Arm:
 
     @property
     def words(self) -> tuple[str, ...]:
-        settings = (f"checkpoint.every_steps={_EVERY_STEPS}", "record.logging_steps=1")
+        settings = (
+            f"checkpoint.every_steps={_EVERY_STEPS}",
+            "record.logging_steps=1",
+            "record.sinks=[]",
+        )
         return (*settings, f"parallel.strategy={self.strategy}") if self.strategy else settings
 
 
