@@ -16,6 +16,8 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test types verdicts wheel-check
+  gpu-smoke horovod layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
+  resume-matrix setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -131,6 +133,16 @@ migrations:                       ## scripts of other libraries and the same her
 	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[deepspeed,examples,ray]" accelerate lightning ninja transformers
 	$(MIGRATIONS) -m benchmarks.migrations benchmarks/results/migrations
 	$(MIGRATIONS) -m benchmarks.migrations --pages
+
+# train.py in a checkout of karpathy/nanoGPT and transformers' run_clm_no_trainer.py: named here, they are run as well.
+ORIGINALS ?=
+patterns:                         ## known training patterns before and after, killed and resumed, into docs/migrate/patterns.md
+	test -x $(MIGRATIONS) || $(PYTHON) -m venv build/migrations-venv
+	.ci/install-torch "$(TORCH)" $(MIGRATIONS) -m pip install --quiet --constraint constraints.txt
+	$(MIGRATIONS) -m pip install --quiet --constraint constraints.txt --editable ".[bench,examples]" datasets peft torchmetrics transformers
+	$(MIGRATIONS) -m benchmarks.patterns benchmarks/results/patterns
+	test -z "$(ORIGINALS)" || $(MIGRATIONS) -m benchmarks.patterns.originals benchmarks/results/patterns $(ORIGINALS)
+	$(MIGRATIONS) -m benchmarks.patterns --page
 
 mutants:                          ## planted bugs, and where the parity certificate finds them
 	$(BIN)/python -m tests.parity.table benchmarks/results/mutants

@@ -77,6 +77,7 @@ def losses_of(command: tuple[str, ...], script: Path, words: tuple[str, ...] = (
         "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "torch-extensions"),
         "DS_ACCELERATOR": "cpu",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # as the others
     }
     try:
         with tempfile.TemporaryDirectory() as folder:

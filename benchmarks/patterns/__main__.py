@@ -2,7 +2,8 @@
 
 The original runs on one process. The same under Drivetrain runs on 1 process, on 2 with ddp and
 with fsdp, and each of these once more with its last rank killed (SIGKILL) after the middle, and
-started again. Same seed, same order of samples. Without names, all patterns.
+started again. Same seed, same order of samples. Without names, all patterns. `--page` writes the
+tables into docs/migrate/patterns.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.migrations import changed_lines
+from benchmarks.migrations import PAGES, ROOT, changed_lines
 from benchmarks.patterns.kinds import PATTERNS, Pattern
 from benchmarks.patterns.running import ARMS, moved, original, prepare_processes
 from benchmarks.patterns.table import draw, table
@@ -65,5 +66,21 @@ def write(output: Path) -> None:
     print(table(results))
 
 
+def refreshed(page: str) -> str:
+    """The page with the tables as they are now."""
+    for name in ("patterns", "originals"):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        head, _, rest = page.partition(begin)
+        page = f"{head}{begin}{(RESULTS / f'{name}.md').read_text()}{end}{rest.partition(end)[2]}"
+    return page
+
+
+RESULTS = ROOT / "benchmarks" / "results" / "patterns"
+PAGE = PAGES / "patterns.md"
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    if sys.argv[1:] == ["--page"]:
+        PAGE.write_text(refreshed(PAGE.read_text()))
+    else:
+        main(Path(sys.argv[1]), sys.argv[2:])

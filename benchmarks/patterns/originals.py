@@ -1,6 +1,6 @@
-"""`python -m benchmarks.patterns.originals RESULTS NANOGPT CLM`: two known scripts as they are.
+"""`python -m benchmarks.patterns.originals RESULTS SCRIPT …`: two known scripts as they are.
 
-NANOGPT is a checkout of karpathy/nanoGPT, CLM transformers' run_clm_no_trainer.py. Both run as they
+SCRIPT is train.py in a checkout of karpathy/nanoGPT, or transformers' run_clm_no_trainer.py. They run as they
 are, tiny and on generated data, beside the same scripts with our changes (`patches/`): on 1 and 2
 processes, killed and resumed; nanoGPT's also as Accelerate and Lightning want it, on one process.
 
@@ -123,7 +123,7 @@ def arms_of(script: Any, folder: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 def nanogpt(source: Path, folder: Path) -> dict[str, Any]:
-    text = (source / "train.py").read_text()
+    text, source = source.read_text(), source.parent
     patches = {name: patching.read(f"nanogpt-{name}") for name in NAMES}
     on_cpu = (*NANOGPT_WORDS, "--device=cpu")
 
@@ -188,19 +188,19 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main(output: Path, nanogpt_source: Path, clm_source: Path) -> None:
+def main(output: Path, scripts: list[Path]) -> None:
     output.mkdir(parents=True, exist_ok=True)
+    kinds = {"train.py": nanogpt, "run_clm_no_trainer.py": clm}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = f"{folder}/cache"
         prepare_processes()
-        for name, measure, source in (
-            ("nanogpt", nanogpt, nanogpt_source),
-            ("clm", clm, clm_source),
-        ):
-            result = measure(source.resolve(), Path(folder) / name)
-            (output / f"original-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    files = {name: output / f"original-{name}.json" for name in ("nanogpt", "clm")}
-    results = {name: json.loads(file.read_text()) for name, file in files.items()}
+        for script in scripts:
+            measure = kinds[script.name]
+            result = measure(script.resolve(), Path(folder) / measure.__name__)
+            file = output / f"original-{measure.__name__}.json"
+            file.write_text(json.dumps(result, indent=1) + "\n")
+    files = {kind.__name__: output / f"original-{kind.__name__}.json" for kind in kinds.values()}
+    results = {name: json.loads(f.read_text()) for name, f in files.items() if f.exists()}
     (output / "originals.md").write_text(table(results))
     drawn = {r["script"]: {**r, "arms": {**r["arms"], **r["others"]}} for r in results.values()}
     draw(drawn, output / "originals.png", columns=2)
@@ -208,4 +208,4 @@ def main(output: Path, nanogpt_source: Path, clm_source: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])

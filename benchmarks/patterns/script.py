@@ -69,7 +69,7 @@ def run_watched(folder: str, script: str, words: Sequence[str]) -> None:
         parts.clear()
 
     torch.Tensor.backward = watched  # type: ignore[method-assign, assignment]
-    register_optimizer_step_post_hook(stepped)
+    register_optimizer_step_post_hook(stepped)  # type: ignore[no-untyped-call]
     run_script(folder, script, words)
     with (Path(folder) / PRINTED).open("a") as output:
         print("\nlosses", json.dumps(losses), file=output)

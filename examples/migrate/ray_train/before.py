@@ -34,7 +34,9 @@ def train_loop(config: dict[str, Any]) -> None:
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             losses.append(mean.item() / dist.get_world_size())
-    ray.train.report({"losses": losses})
+    ray.train.report({"loss": losses[-1]})
+    if ray.train.get_context().get_world_rank() == 0:
+        print("losses", json.dumps(losses))
 
 
 trainer = TorchTrainer(
@@ -43,5 +45,4 @@ trainer = TorchTrainer(
     scaling_config=ScalingConfig(num_workers=2),
     run_config=RunConfig(storage_path=str(Path("results").resolve())),
 )
-result = trainer.fit()
-print("losses", json.dumps((result.metrics or {})["losses"]))
+trainer.fit()
