@@ -1,8 +1,9 @@
 """`python -m benchmarks.patterns.originals RESULTS SCRIPT …`: two known scripts as they are.
 
-SCRIPT is train.py in a checkout of karpathy/nanoGPT, or transformers' run_clm_no_trainer.py. They run as they
-are, tiny and on generated data, beside the same scripts with our changes (`patches/`): on 1 and 2
-processes, killed and resumed; nanoGPT's also as Accelerate and Lightning want it, on one process.
+SCRIPT is train.py in a checkout of karpathy/nanoGPT, or transformers' run_clm_no_trainer.py. They
+run as they are, tiny and on generated data, beside the same scripts with our changes (`patches/`):
+on 1 and 2 processes, killed and resumed; nanoGPT's also as Accelerate and Lightning want it, on one
+process.
 
 nanoGPT's batches come in the same order everywhere. The other script draws its order from torch's
 generator, which nobody else can repeat: there a step takes the whole data set.

@@ -190,7 +190,8 @@ def _frozen_base(assembly: Assembly) -> FrozenBase | None:
         rule = f"{strategy} keeps the weights to itself, and it is not seen whether they change"
         remedy = "use everything, or another parallel.strategy"
         raise ConfigError([Problem("checkpoint.contents", rule, remedy, "trained")])
-    parameters = spread.inner.named_parameters()
+    # by every name of tied weights: the state dict has them all
+    parameters = spread.inner.named_parameters(remove_duplicate=False)
     frozen = {f"model.{own_name(name)}" for name, p in parameters if not p.requires_grad}
     tensors = TrainingState(spread.inner, None).model_tensors()
     held = {name: tensor for name, tensor in tensors.items() if name in frozen}
