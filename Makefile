@@ -14,10 +14,8 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device plan-memory plan-published plan-time ray rehearsals \
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test types verdicts wheel-check
-  gpu-smoke horovod layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
-  resume-matrix setup setup-min simulations slow streams targets test types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
