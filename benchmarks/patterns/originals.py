@@ -66,9 +66,9 @@ def clm_place(folder: Path, script: str) -> Path:
 
     folder.mkdir(parents=True)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token=_FIRST))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
     names = ["input_ids", "attention_mask"]
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=words, unk_token=_FIRST, model_max_length=64, model_input_names=names
     ).save_pretrained(folder / "tokenizer")
     size = GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=2)

@@ -62,14 +62,14 @@ def run_watched(folder: str, script: str, words: Sequence[str]) -> None:
 
     def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         parts.append(loss.item())  # divided by the accumulation already
-        backward(loss, *args, **kwargs)
+        backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def stepped(*_: Any) -> None:
         losses.append(sum(parts))
         parts.clear()
 
     torch.Tensor.backward = watched  # type: ignore[method-assign, assignment]
-    register_optimizer_step_post_hook(stepped)  # type: ignore[no-untyped-call]
+    register_optimizer_step_post_hook(stepped)
     run_script(folder, script, words)
     with (Path(folder) / PRINTED).open("a") as output:
         print("\nlosses", json.dumps(losses), file=output)

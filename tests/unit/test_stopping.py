@@ -137,6 +137,7 @@ def test_an_evaluation_that_is_made_up_for_by_the_next_attempt_is_known(
     first = make(config, DiesBeforeEvaluation())
     with pytest.raises(Interrupted):
         first.fit(data(), data())
+    assert first.run_dir is not None
     assert saved(first.run_dir) == [40]
     go_on_in(first.run_dir, monkeypatch)
     history = make(config).fit(data(), data())
