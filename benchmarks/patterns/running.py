@@ -150,7 +150,7 @@ def _last(found: list[str], default: Any) -> Any:
 def _weights_of(run_dir: Path, target: Path) -> str:
     """A digest of the newest checkpoint's weights, whatever layout it was saved in."""
     located = locate(str(run_dir))
-    export_weights(located.place, located.choose(), target, form="pt")
+    export_weights(located.storage, located.choose(), target, form="pt")
     return digest(torch.load(target))
 
 

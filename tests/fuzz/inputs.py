@@ -132,10 +132,10 @@ def _job(run: Path) -> None:
 
 
 def _ls(run: Path) -> None:
-    place = LocalStorage(run / "checkpoints")
+    storage = LocalStorage(run / "checkpoints")
     with reading(str(run)):
-        for entry in catalogue.entries(place):
-            _ours(lambda entry=entry: catalogue.verify(place, entry.folder))  # type: ignore[misc]
+        for entry in catalogue.entries(storage):
+            _ours(lambda entry=entry: catalogue.verify(storage, entry.folder))  # type: ignore[misc]
 
 
 def _report(run: Path) -> None:

@@ -121,9 +121,9 @@ def test_of_two_launchers_on_one_run_the_first_can_commit_nothing_more(
     assert "another attempt has taken over the run" in stderr
     second.process.send_signal(signal.SIGTERM)
     assert second.end()[0] == 75
-    place = storage_at(first.directory / "checkpoints")
-    took_over_at = lineage.read_claims(place)[1].step
-    good = [entry for entry in catalogue.entries(place) if entry.manifest is not None]
+    storage = storage_at(first.directory / "checkpoints")
+    took_over_at = lineage.read_claims(storage)[1].step
+    good = [entry for entry in catalogue.entries(storage) if entry.manifest is not None]
     assert good[0].attempt == 2
     assert all(entry.step <= took_over_at for entry in good if entry.attempt == 1)
 

@@ -51,22 +51,22 @@ _PLANTED = (
         "the manifest is deleted last",
         f"{_CHECKPOINT}/checkpointer.py",
         "Checkpointer._delete",
-        '        self.place.remove(f"{folder}/{NAME}")  # first, so that half of it never counts\n'
-        "        self.place.remove(folder)\n",
-        "        self.place.remove(folder)\n",
+        '        self.storage.remove(f"{folder}/{NAME}")  # first: half of it never counts\n'
+        "        self.storage.remove(folder)\n",
+        "        self.storage.remove(folder)\n",
     ),
     (
         "the manifest is committed by a stale attempt",
         f"{_CHECKPOINT}/checkpointer.py",
         "Checkpointer._commit",
-        "        lineage.check_not_stale(self.place, self.attempt)\n",
+        "        lineage.check_not_stale(self.storage, self.attempt)\n",
         "",
     ),
     (
         "a save that failed is kept",
         f"{_CHECKPOINT}/checkpointer.py",
         "Checkpointer.wait",
-        "                    self.place.remove(pending.folder)\n",
+        "                    self.storage.remove(pending.folder)\n",
         "                    pass\n",
     ),
     (

@@ -222,7 +222,7 @@ def spoil_one_number(run: Path, by: float) -> None:
 @pytest.mark.parametrize("by", [0.25, float("nan")])
 def test_diff_finds_one_number(by: float, run: Path, own_run: Path) -> None:
     spoil_one_number(own_run, by)
-    sides = [(each.place, each.choose()) for each in (locate(str(run)), locate(str(own_run)))]
+    sides = [(each.storage, each.choose()) for each in (locate(str(run)), locate(str(own_run)))]
     found = compare(sides[0], sides[1])
     assert [each.name for each in found.differences] == ["model.norm.weight"]
     assert found.differences[0].here == "1 of 32 numbers"
@@ -246,7 +246,7 @@ def reshape_one(run: Path) -> None:
 
 def test_diff_names_another_shape(run: Path, own_run: Path) -> None:
     reshape_one(own_run)
-    sides = [(each.place, each.choose()) for each in (locate(str(run)), locate(str(own_run)))]
+    sides = [(each.storage, each.choose()) for each in (locate(str(run)), locate(str(own_run)))]
     (found,) = compare(sides[0], sides[1]).differences
     assert (found.name, found.what) == ("model.norm.weight", "shape")
     assert (found.here, found.there) == ("float32[32]", "float32[4, 8]")

@@ -321,11 +321,11 @@ FITTING -= {"index missing", "index cut"}
 def test_verify_finds_it(case: str, good: Good, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(good.path, run)
-    place = storage_at(run / "checkpoints")
-    catalogue.verify(place, NEWEST)
+    storage = storage_at(run / "checkpoints")
+    catalogue.verify(storage, NEWEST)
     CASES[case][0](run / "checkpoints" / NEWEST)
     with pytest.raises(DamagedCheckpoint):
-        catalogue.verify(place, NEWEST)
+        catalogue.verify(storage, NEWEST)
 
 
 @pytest.mark.parametrize("name", [".metadata", "data-00001.bin"])

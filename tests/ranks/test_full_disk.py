@@ -113,11 +113,11 @@ def test_saves_fail_while_it_is_full_and_succeed_after(
     said = capsys.readouterr().out
     assert "step 4 could not be saved (OSError: [Errno 28] No space left on device" in said
     assert "training continues, and the save is retried" in said
-    place = storage_at(disk / "checkpoints")
-    entries = catalogue.entries(place)
+    storage = storage_at(disk / "checkpoints")
+    entries = catalogue.entries(storage)
     assert [(entry.step, entry.state) for entry in entries] == [(12, "good"), (10, "good")]
     for entry in entries:
-        catalogue.verify(place, entry.folder)
+        catalogue.verify(storage, entry.folder)
 
 
 def test_a_failed_save_is_tried_again_before_the_next_is_due(
@@ -139,8 +139,8 @@ def test_a_save_beside_the_steps_fails_beside_them(
     assert {4, 6} <= set(steps_of(events, "save_failed"))
     assert 12 in steps_of(events, "saved")
     assert len(trainer.history.steps) == 12
-    place = storage_at(disk / "checkpoints")
-    assert {entry.state for entry in catalogue.entries(place)} == {"good"}
+    storage = storage_at(disk / "checkpoints")
+    assert {entry.state for entry in catalogue.entries(storage)} == {"good"}
 
 
 def test_an_old_one_that_cannot_be_deleted_does_not_cost_the_new_one(

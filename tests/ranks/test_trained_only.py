@@ -127,7 +127,7 @@ def layouts_of_one_tensor() -> list[dict[str, str]]:
 
 def stored(run: Path) -> list[str]:
     located = locate(str(run))
-    return WholeTensors(located.place, located.choose()).names()
+    return WholeTensors(located.storage, located.choose()).names()
 
 
 @pytest.fixture(scope="module")

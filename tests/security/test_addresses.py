@@ -1,4 +1,4 @@
-"""Where a run directory says that its checkpoints lie: not every place is gone to."""
+"""Where a run directory says that its checkpoints lie: not every storage is gone to."""
 
 from __future__ import annotations
 

@@ -63,14 +63,14 @@ def test_what_no_run_wrote_is_refused(
 
 
 def test_code_and_weights_are_neither_kept_nor_handed_on(tmp_path: Path) -> None:
-    made, place = tmp_path / "made", storage_at(tmp_path / "run")
+    made, storage = tmp_path / "made", storage_at(tmp_path / "run")
     made.mkdir()
     names = ("config.json", "merges.txt", "spiece.model", "chat_template.jinja")
     others = ("modeling.py", "pytorch_model.bin", "model.safetensors.index.json", ".hidden.json")
     for name in (*names, *others):
         (made / name).write_text("{}")
-    companions.keep(place, made)
-    assert sorted(place.names(companions.FOLDER)) == sorted(names)
+    companions.keep(storage, made)
+    assert sorted(storage.names(companions.FOLDER)) == sorted(names)
     for name in others:
-        place.put(f"{companions.FOLDER}/{name}", b"{}")
-    assert companions.kept(place).keys() == {*names}
+        storage.put(f"{companions.FOLDER}/{name}", b"{}")
+    assert companions.kept(storage).keys() == {*names}

@@ -60,18 +60,18 @@ def _checkpoint(root: Path, change: Callable[[Index], None] = lambda _: None) ->
     return LocalStorage(root)
 
 
-def _refused(place: LocalStorage, match: str) -> None:
+def _refused(storage: LocalStorage, match: str) -> None:
     with pytest.raises(DamagedCheckpoint, match=match):
-        catalogue.verify(place, FOLDER)
+        catalogue.verify(storage, FOLDER)
     with pytest.raises(DamagedCheckpoint, match=match):
-        tensors = WholeTensors(place, catalogue.read_manifest(place, FOLDER))
+        tensors = WholeTensors(storage, catalogue.read_manifest(storage, FOLDER))
         [tensors.read(name) for name in tensors.names()]
 
 
 def test_a_good_one_is_read_and_verified(tmp_path: Path) -> None:
-    place = _checkpoint(tmp_path)
-    assert catalogue.verify(place, FOLDER).step == 6
-    whole = WholeTensors(place, catalogue.read_manifest(place, FOLDER)).read("model.a")
+    storage = _checkpoint(tmp_path)
+    assert catalogue.verify(storage, FOLDER).step == 6
+    whole = WholeTensors(storage, catalogue.read_manifest(storage, FOLDER)).read("model.a")
     assert whole.flatten().tolist() == list(range(8))
 
 
@@ -146,16 +146,16 @@ def test_a_wrong_index_is_refused(
 
 def test_a_wrong_index_as_a_whole_is_refused(tmp_path: Path) -> None:
     for number, text in enumerate([b"[]", b"5", b"{", b"[" * 100_000, b"\xff"]):
-        place = _checkpoint(tmp_path / str(number))
-        (place.path / FOLDER / tensor_index.NAME).write_bytes(text)
-        old = Manifest.from_json((place.path / FOLDER / NAME).read_bytes())
+        storage = _checkpoint(tmp_path / str(number))
+        (storage.path / FOLDER / tensor_index.NAME).write_bytes(text)
+        old = Manifest.from_json((storage.path / FOLDER / NAME).read_bytes())
         files = (old.files[0], File(tensor_index.NAME, len(text), checksum(text)))
-        (place.path / FOLDER / NAME).write_bytes(replace(old, files=files).to_json())
-        _refused(place, "cannot be read")
+        (storage.path / FOLDER / NAME).write_bytes(replace(old, files=files).to_json())
+        _refused(storage, "cannot be read")
 
 
-def _remade(place: LocalStorage, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = place.path / FOLDER / NAME
+def _remade(storage: LocalStorage, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = storage.path / FOLDER / NAME
     body = json.loads(path.read_bytes())
     del body["self_crc32"]
     change(body)
@@ -190,9 +190,9 @@ def _remade(place: LocalStorage, change: Callable[[dict[str, Any]], Any]) -> Non
 def test_a_wrong_manifest_is_damage(
     tmp_path: Path, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    place = _checkpoint(tmp_path)
-    _remade(place, change)
-    (entry,) = catalogue.entries(place)
+    storage = _checkpoint(tmp_path)
+    _remade(storage, change)
+    (entry,) = catalogue.entries(storage)
     assert entry.state == "damaged"
     assert entry.problem.startswith(NAME)
 
@@ -209,10 +209,10 @@ def _pipe(path: Path) -> None:
 )
 @pytest.mark.parametrize("name", [NAME, tensor_index.NAME, DATA])
 def test_what_is_no_file_is_damage(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
-    place = _checkpoint(tmp_path)
-    (place.path / FOLDER / name).unlink()
-    make(place.path / FOLDER / name)
-    (entry,) = catalogue.entries(place)
+    storage = _checkpoint(tmp_path)
+    (storage.path / FOLDER / name).unlink()
+    make(storage.path / FOLDER / name)
+    (entry,) = catalogue.entries(storage)
     assert entry.state == "damaged"
 
 

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint, each alone: from the manifest to the place it lies in."""
+"""The parts of a checkpoint, each alone: from the manifest to the storage it lies in."""
 
 from __future__ import annotations
 
@@ -76,34 +76,34 @@ def test_folders_sort_by_step_and_nothing_else_is_one() -> None:
 # Lineage and catalogue
 
 
-def commit(place: Storage, step: int, attempt: int, content: bytes = b"data") -> str:
+def commit(storage: Storage, step: int, attempt: int, content: bytes = b"data") -> str:
     """A checkpoint with one file, committed as the checkpointer does."""
     file = File("data-00000.bin", len(content), checksum(content))
     whole = replace(manifest(step, attempt), files=(file,))
-    place.put(f"{whole.folder}/{file.name}", content)
-    place.put(f"{whole.folder}/{NAME}", whole.to_json())
+    storage.put(f"{whole.folder}/{file.name}", content)
+    storage.put(f"{whole.folder}/{NAME}", whole.to_json())
     return whole.folder
 
 
-def states(place: Storage) -> dict[str, str]:
-    return {entry.folder: entry.state for entry in catalogue.entries(place)}
+def states(storage: Storage) -> dict[str, str]:
+    return {entry.folder: entry.state for entry in catalogue.entries(storage)}
 
 
 def test_attempts_get_numbers_of_their_own(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    assert [lineage.claim_next(place, step).attempt for step in (0, 10, 10)] == [1, 2, 3]
-    assert lineage.claim_next(place, 20, at_least=7) == lineage.Claim(7, 20)
-    assert [claim.step for claim in lineage.read_claims(place)] == [0, 10, 10, 20]
+    storage = storage_at(tmp_path)
+    assert [lineage.claim_next(storage, step).attempt for step in (0, 10, 10)] == [1, 2, 3]
+    assert lineage.claim_next(storage, 20, at_least=7) == lineage.Claim(7, 20)
+    assert [claim.step for claim in lineage.read_claims(storage)] == [0, 10, 10, 20]
 
 
 def test_attempts_that_claim_at_once_get_different_numbers(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
+    storage = storage_at(tmp_path)
     start = threading.Barrier(8)
     numbers: list[int] = []
 
     def claim() -> None:
         start.wait()
-        numbers.append(lineage.claim_next(place, 0).attempt)
+        numbers.append(lineage.claim_next(storage, 0).attempt)
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:
@@ -114,18 +114,18 @@ def test_attempts_that_claim_at_once_get_different_numbers(tmp_path: Path) -> No
 
 
 def test_what_a_stale_attempt_commits_late_is_not_part_of_the_run(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    lineage.claim_next(place, 0)
-    commit(place, 10, 1)
-    lineage.claim_next(place, 10)
-    lineage.check_not_stale(place, 2)
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
+    commit(storage, 10, 1)
+    lineage.claim_next(storage, 10)
+    lineage.check_not_stale(storage, 2)
     with pytest.raises(lineage.StaleAttempt, match="attempt 2 has taken over") as caught:
-        lineage.check_not_stale(place, 1)
+        lineage.check_not_stale(storage, 1)
     assert caught.value.exit_code == 77
-    commit(place, 15, 2)
+    commit(storage, 15, 2)
     # it was between its check and its manifest when the other one claimed the run
-    late = commit(place, 20, 1)
-    assert states(place) == {
+    late = commit(storage, 20, 1)
+    assert states(storage) == {
         late: "replaced",
         folder_name(15, 2): "good",
         folder_name(10, 1): "good",
@@ -145,14 +145,14 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_claim_nobody_can_read_is_for_a_person_to_decide(tmp_path: Path, content: bytes) -> None:
-    place = storage_at(tmp_path)
-    lineage.claim_next(place, 0)
-    commit(place, 10, 1)
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
+    commit(storage, 10, 1)
     (tmp_path / "attempt-00002.json").write_bytes(content)
     before = sorted(tmp_path.rglob("*"))
     for asks in (
-        lambda: catalogue.entries(place),
-        lambda: lineage.claim_next(place, 10),
+        lambda: catalogue.entries(storage),
+        lambda: lineage.claim_next(storage, 10),
     ):
         with pytest.raises(EnvironmentProblem, match=r"attempt-00002\.json.*delete this file"):
             asks()
@@ -160,16 +160,16 @@ def test_a_claim_nobody_can_read_is_for_a_person_to_decide(tmp_path: Path, conte
 
 
 def test_a_claim_nobody_can_read_still_fences_who_runs(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    lineage.claim_next(place, 0)
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
     (tmp_path / "attempt-00002.json").write_bytes(b"")
     with pytest.raises(lineage.StaleAttempt, match="attempt 2 has taken over"):
-        lineage.check_not_stale(place, 1)
+        lineage.check_not_stale(storage, 1)
 
 
 def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    lineage.claim_next(place, 40)
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 40)
     path = tmp_path / "attempt-00001.json"
     good = path.read_bytes()
     for bit in range(8 * len(good)):
@@ -177,7 +177,7 @@ def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
         spoilt[bit // 8] ^= 1 << bit % 8
         path.write_bytes(spoilt)
         try:
-            read = lineage.read_claims(place)
+            read = lineage.read_claims(storage)
         except EnvironmentProblem:
             continue
         # how a number is written is nothing a claim says
@@ -185,49 +185,49 @@ def test_no_flipped_bit_of_a_claim_goes_unnoticed(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_not_read_under_another_number(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    lineage.claim_next(place, 0)
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
     (tmp_path / "attempt-00001.json").rename(tmp_path / "attempt-00002.json")
     with pytest.raises(EnvironmentProblem, match="it is attempt 1's"):
-        lineage.read_claims(place)
+        lineage.read_claims(storage)
 
 
 def test_a_claim_of_an_earlier_release_has_no_checksum_and_is_read(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
+    storage = storage_at(tmp_path)
     facts = {"resumed_step": 10, "host": "a", "time_s": 1.5}
-    place.put("attempt-00002.json", json.dumps(facts).encode())
-    assert lineage.read_claims(place) == [lineage.Claim(2, 10)]
+    storage.put("attempt-00002.json", json.dumps(facts).encode())
+    assert lineage.read_claims(storage) == [lineage.Claim(2, 10)]
 
 
 def test_a_number_whose_claim_was_deleted_is_not_given_again(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    lineage.claim_next(place, 0)
-    commit(place, 10, 2)
-    assert lineage.claim_next(place, 10).attempt == 3, "or it would write into step-…-a2"
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
+    commit(storage, 10, 2)
+    assert lineage.claim_next(storage, 10).attempt == 3, "or it would write into step-…-a2"
 
 
 def test_the_catalogue_tells_good_from_unfinished_from_damaged(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    short, fine = commit(place, 20, 1), commit(place, 10, 1)
-    place.put(f"{folder_name(30, 1)}/data-00000.bin", b"half")
-    place.put("weights.pt", b"not a checkpoint")
-    place.put(f"{short}/data-00000.bin", b"dat")
-    assert list(states(place).items()) == [
+    storage = storage_at(tmp_path)
+    short, fine = commit(storage, 20, 1), commit(storage, 10, 1)
+    storage.put(f"{folder_name(30, 1)}/data-00000.bin", b"half")
+    storage.put("weights.pt", b"not a checkpoint")
+    storage.put(f"{short}/data-00000.bin", b"dat")
+    assert list(states(storage).items()) == [
         (folder_name(30, 1), "unfinished"),
         (short, "damaged"),
         (fine, "good"),
     ]
-    assert catalogue.entries(place)[1].problem == "data-00000.bin has 3 bytes, not 4"
+    assert catalogue.entries(storage)[1].problem == "data-00000.bin has 3 bytes, not 4"
 
 
 def test_verify_reads_what_the_catalogue_only_measures(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    folder = commit(place, 20, 1)
-    catalogue.verify(place, folder)
-    place.put(f"{folder}/data-00000.bin", b"dada")
-    assert states(place) == {folder: "good"}
+    storage = storage_at(tmp_path)
+    folder = commit(storage, 20, 1)
+    catalogue.verify(storage, folder)
+    storage.put(f"{folder}/data-00000.bin", b"dada")
+    assert states(storage) == {folder: "good"}
     with pytest.raises(DamagedCheckpoint, match="data-00000.bin does not match its checksum"):
-        catalogue.verify(place, folder)
+        catalogue.verify(storage, folder)
 
 
 @pytest.mark.parametrize(
@@ -244,35 +244,35 @@ def test_a_checkpoint_belongs_unless_a_later_attempt_went_on_from_before_it(
 def test_verify_finds_what_is_missing_what_is_strange_and_what_lies_elsewhere(
     tmp_path: Path,
 ) -> None:
-    place = storage_at(tmp_path)
-    folder = commit(place, 20, 1)
-    assert catalogue.verify(place, folder).step == 20
-    place.put(f"{folder}/a-stranger.bin", b"x")
+    storage = storage_at(tmp_path)
+    folder = commit(storage, 20, 1)
+    assert catalogue.verify(storage, folder).step == 20
+    storage.put(f"{folder}/a-stranger.bin", b"x")
     with pytest.raises(DamagedCheckpoint, match=r"a-stranger\.bin is not in the manifest"):
-        catalogue.verify(place, folder)
-    place.remove(f"{folder}/a-stranger.bin")
-    place.remove(f"{folder}/data-00000.bin")
+        catalogue.verify(storage, folder)
+    storage.remove(f"{folder}/a-stranger.bin")
+    storage.remove(f"{folder}/data-00000.bin")
     with pytest.raises(DamagedCheckpoint, match=r"data-00000\.bin is missing"):
-        catalogue.verify(place, folder)
-    assert catalogue.read_manifest(place, folder, check_sizes=False).step == 20
+        catalogue.verify(storage, folder)
+    assert catalogue.read_manifest(storage, folder, check_sizes=False).step == 20
     (tmp_path / folder).rename(tmp_path / folder_name(21, 1))
     with pytest.raises(DamagedCheckpoint, match=f"belongs to {folder}"):
-        catalogue.read_manifest(place, folder_name(21, 1), check_sizes=False)
+        catalogue.read_manifest(storage, folder_name(21, 1), check_sizes=False)
     (tmp_path / folder_name(22, 1) / NAME).mkdir(parents=True)
     with pytest.raises(DamagedCheckpoint, match="is no file of Drivetrain's"):
-        catalogue.read_manifest(place, folder_name(22, 1))
+        catalogue.read_manifest(storage, folder_name(22, 1))
 
 
 def test_files_larger_than_a_block_are_read_to_their_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_BLOCK", 4)
-    place = storage_at(tmp_path)
+    storage = storage_at(tmp_path)
     for content in (b"", b"abcd", b"abcdefghi"):
-        catalogue.verify(place, commit(place, 20, 1, content))
-    place.put(f"{folder_name(20, 1)}/data-00000.bin", b"abcdefghj")
+        catalogue.verify(storage, commit(storage, 20, 1, content))
+    storage.put(f"{folder_name(20, 1)}/data-00000.bin", b"abcdefghj")
     with pytest.raises(DamagedCheckpoint, match="does not match its checksum"):
-        catalogue.verify(place, folder_name(20, 1))
+        catalogue.verify(storage, folder_name(20, 1))
 
 
 # Retention
@@ -347,56 +347,56 @@ def test_the_interval_says_how_it_came_about() -> None:
 
 
 @pytest.fixture(params=["local", "remote"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "local":
         return storage_at(tmp_path / "not" / "yet")
     return storage_at(f"memory://{tmp_path.name}")
 
 
-def test_a_place_keeps_what_it_is_given(place: Storage) -> None:
-    assert place.names() == []
-    assert place.size("a/b.bin") is None
-    place.put("a/b.bin", b"0123456789")
-    with place.writing("a/c.bin") as file:
+def test_a_place_keeps_what_it_is_given(storage: Storage) -> None:
+    assert storage.names() == []
+    assert storage.size("a/b.bin") is None
+    storage.put("a/b.bin", b"0123456789")
+    with storage.writing("a/c.bin") as file:
         file.write(b"01234")
         file.write(memoryview(b"56789"))
-    assert place.names() == ["a"]
-    assert place.names("a") == ["b.bin", "c.bin"]
-    assert place.names("elsewhere") == []
-    assert place.size("a/c.bin") == 10
+    assert storage.names() == ["a"]
+    assert storage.names("a") == ["b.bin", "c.bin"]
+    assert storage.names("elsewhere") == []
+    assert storage.size("a/c.bin") == 10
     for name in ("a/b.bin", "a/c.bin"):
-        assert place.read(name) == b"0123456789"
-        assert place.read(name, 3, 4) == b"3456"
-        assert place.read(name, 10, 0) == b""
-    place.put("a/b.bin", b"new")
-    assert place.read("a/b.bin") == b"new"
+        assert storage.read(name) == b"0123456789"
+        assert storage.read(name, 3, 4) == b"3456"
+        assert storage.read(name, 10, 0) == b""
+    storage.put("a/b.bin", b"new")
+    assert storage.read("a/b.bin") == b"new"
     with pytest.raises(FileNotFoundError):
-        place.read("a/d.bin")
+        storage.read("a/d.bin")
 
 
 def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
-    place.put("a/b.bin", b"1")
-    assert place.size("a") is None
-    assert place.names("a/b.bin") == []
+    storage = storage_at(tmp_path)
+    storage.put("a/b.bin", b"1")
+    assert storage.size("a") is None
+    assert storage.names("a/b.bin") == []
     with pytest.raises(DamagedRun, match="a folder, not a file"):
-        place.read("a")
+        storage.read("a")
 
 
-def test_what_is_too_large_is_not_read(place: Storage) -> None:
-    place.put("a.bin", b"0123456789")
-    assert place.read("a.bin", most=10) == b"0123456789"
-    assert place.read("a.bin", 3, most=7) == b"3456789"
+def test_what_is_too_large_is_not_read(storage: Storage) -> None:
+    storage.put("a.bin", b"0123456789")
+    assert storage.read("a.bin", most=10) == b"0123456789"
+    assert storage.read("a.bin", 3, most=7) == b"3456789"
     for start, most in ((0, 9), (3, 6)):
         with pytest.raises(DamagedRun):
-            place.read("a.bin", start, most=most)
+            storage.read("a.bin", start, most=most)
 
 
-def test_only_one_can_create(place: Storage) -> None:
-    assert place.create("claim", b"first")
-    assert not place.create("claim", b"second")
-    assert place.read("claim") == b"first"
-    assert place.names() == ["claim"], "nothing is left of the second"
+def test_only_one_can_create(storage: Storage) -> None:
+    assert storage.create("claim", b"first")
+    assert not storage.create("claim", b"second")
+    assert storage.read("claim") == b"first"
+    assert storage.names() == ["claim"], "nothing is left of the second"
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
@@ -415,13 +415,13 @@ def test_without_hard_links_only_one_can_create_and_it_is_said(
 
     monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr(os, "fsync", noted_sync)
-    place = storage_at(tmp_path)
+    storage = storage_at(tmp_path)
     with pytest.warns(UserWarning, match="no hard links.*one at a time"):
-        assert place.create("claim", b"first")
+        assert storage.create("claim", b"first")
     assert (tmp_path / "claim").stat().st_ino in synced, "a power cut would leave an empty claim"
-    assert not place.create("claim", b"second")
-    assert place.read("claim") == b"first"
-    assert place.names() == ["claim"]
+    assert not storage.create("claim", b"second")
+    assert storage.read("claim") == b"first"
+    assert storage.names() == ["claim"]
 
 
 class Careless(MemoryFileSystem):  # type: ignore[misc]
@@ -445,11 +445,11 @@ class Old(MemoryFileSystem):  # type: ignore[misc]
 @pytest.mark.parametrize("store", [Careless, Old])
 def test_a_store_that_lets_two_create_is_said(store: type[MemoryFileSystem]) -> None:
     fsspec.register_implementation(store.protocol, store, clobber=True)
-    place = storage_at(f"{store.protocol}://bucket/{uuid.uuid4().hex}")
+    storage = storage_at(f"{store.protocol}://bucket/{uuid.uuid4().hex}")
     with pytest.warns(UserWarning, match="same moment.*start one at a time"):
-        assert place.create("claim", b"first")
-    assert not place.create("claim", b"second")
-    assert place.read("claim") == b"first"
+        assert storage.create("claim", b"first")
+    assert not storage.create("claim", b"second")
+    assert storage.read("claim") == b"first"
 
 
 def test_a_store_that_lets_only_one_create_is_not_talked_about() -> None:
@@ -458,15 +458,15 @@ def test_a_store_that_lets_only_one_create_is_not_talked_about() -> None:
         assert storage_at(f"memory://{uuid.uuid4().hex}").create("claim", b"first")
 
 
-def test_what_is_removed_is_gone_and_may_be_gone_already(place: Storage) -> None:
-    place.put("a/b.bin", b"1")
-    place.put("a/c.bin", b"2")
-    place.remove("a/b.bin")
-    place.remove("a/b.bin")
-    assert place.names("a") == ["c.bin"]
-    place.remove("a")
-    place.remove("a")
-    assert place.names("a") == []
+def test_what_is_removed_is_gone_and_may_be_gone_already(storage: Storage) -> None:
+    storage.put("a/b.bin", b"1")
+    storage.put("a/c.bin", b"2")
+    storage.remove("a/b.bin")
+    storage.remove("a/b.bin")
+    assert storage.names("a") == ["c.bin"]
+    storage.remove("a")
+    storage.remove("a")
+    assert storage.names("a") == []
 
 
 def test_a_write_that_fails_leaves_nothing_to_be_read(tmp_path: Path) -> None:
@@ -475,31 +475,31 @@ def test_a_write_that_fails_leaves_nothing_to_be_read(tmp_path: Path) -> None:
             (self.path / name).write_bytes(b"ha")
             raise OSError(28, "No space left on device")
 
-    place = Full(tmp_path)
+    storage = Full(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"old")
     with pytest.raises(OSError, match="No space left"):
-        place.put("manifest.json", b"half")
+        storage.put("manifest.json", b"half")
     with pytest.raises(OSError, match="No space left"):
-        place.create("claim", b"half")
-    assert place.names() == ["manifest.json"]
-    assert place.read("manifest.json") == b"old"
+        storage.create("claim", b"half")
+    assert storage.names() == ["manifest.json"]
+    assert storage.read("manifest.json") == b"old"
 
 
 def test_many_writers_and_a_reader_that_never_sees_half(tmp_path: Path) -> None:
-    place = storage_at(tmp_path)
+    storage = storage_at(tmp_path)
     contents = [bytes([letter]) * 20_000 for letter in b"abcd"]
-    place.put("file", contents[0])
+    storage.put("file", contents[0])
     done = threading.Event()
 
     def write() -> None:
         for content in contents * 10:
-            place.put("file", content)
+            storage.put("file", content)
         done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     while not done.is_set():
-        assert place.read("file") in contents
+        assert storage.read("file") in contents
     writer.join()
 
 

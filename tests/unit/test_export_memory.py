@@ -22,19 +22,19 @@ MOST_GROWTH = 64 << 20
 
 def save(folder: Path, num_rows: int) -> None:
     """A checkpoint of one matrix, in four pieces, as ranks would have written it."""
-    place = LocalStorage(folder)
-    lineage.claim_next(place, 0)
+    storage = LocalStorage(folder)
+    lineage.claim_next(storage, 0)
     rows, width = num_rows // 4, 1024
     files, chunks = [], []
     for rank in range(4):
         data = torch.full((rows, width), float(rank)).numpy().tobytes()
         name, crc32 = f"data-{rank:05d}.bin", f"{zlib.crc32(data):08x}"
-        with place.writing(f"step-000000001-a1/{name}") as file:
+        with storage.writing(f"step-000000001-a1/{name}") as file:
             file.write(data)
         files.append(File(name, len(data), crc32))
         chunks.append([[rank * rows, 0], [rows, width], name, 0, len(data), crc32])
     index = {"model.weight": {"dtype": "float32", "size": [num_rows, width], "chunks": chunks}}
-    with place.writing(f"step-000000001-a1/{tensor_index.NAME}") as file:
+    with storage.writing(f"step-000000001-a1/{tensor_index.NAME}") as file:
         size, crc32 = tensor_index.write_lines([str(index).replace("'", '"').encode()], file)
     manifest = Manifest(
         step=1,
@@ -49,7 +49,7 @@ def save(folder: Path, num_rows: int) -> None:
         created_s=0.0,
         files=(*files, File(tensor_index.NAME, size, crc32)),
     )
-    place.put(f"step-000000001-a1/{NAME}", manifest.to_json())
+    storage.put(f"step-000000001-a1/{NAME}", manifest.to_json())
 
 
 EXPORT = """

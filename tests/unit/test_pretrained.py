@@ -53,17 +53,17 @@ def test_a_part_is_that_part_and_nothing_else_is_read(
     tensors = {"other": torch.ones(3), "w": whole, "one": torch.tensor(7)}
     save_file(tensors, tmp_path / "model.safetensors")
     folder = open_folder(str(tmp_path))
-    place: Storage = Counting(tmp_path)
+    storage: Storage = Counting(tmp_path)
     if is_remote:
         memory = storage_at(f"memory://{tmp_path.name}")
         memory.put("model.safetensors", (tmp_path / "model.safetensors").read_bytes())
         assert open_folder(memory.address).tensors == folder.tensors
-        place = memory
-    part = read_part(place, folder.tensors["w"], box)
+        storage = memory
+    part = read_part(storage, folder.tensors["w"], box)
     assert torch.equal(part, whole[box])
-    assert torch.equal(read_part(place, folder.tensors["one"], ()), tensors["one"])
-    if isinstance(place, Counting):
-        assert place.num_bytes == part.nbytes + 8
+    assert torch.equal(read_part(storage, folder.tensors["one"], ()), tensors["one"])
+    if isinstance(storage, Counting):
+        assert storage.num_bytes == part.nbytes + 8
 
 
 def put(folder: Path, header: bytes, length: int | None = None, data: bytes = b"\0" * 64) -> None:

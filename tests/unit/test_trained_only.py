@@ -53,8 +53,8 @@ def test_tied_weights_of_a_frozen_base_are_left_out_by_every_name(
     with pytest.raises(Interrupted):
         train(config, fails_at=5)
     go_on_in(tmp_path / "run", monkeypatch)
-    place = storage_at(str(train(config, fails_at=None) / "checkpoints"))
+    storage = storage_at(str(train(config, fails_at=None) / "checkpoints"))
     folders = ["step-000000004-a1", "step-000000006-a2", "step-000000008-a2"]
-    manifests = [read_manifest(place, folder) for folder in folders]
+    manifests = [read_manifest(storage, folder) for folder in folders]
     for manifest in manifests:
         assert set(manifest.values["frozen"]) == {"model.tokens.weight", "model.head.weight"}

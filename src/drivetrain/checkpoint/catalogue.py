@@ -40,14 +40,14 @@ class Entry:
         return "replaced" if self.problem == _REPLACED else "damaged"
 
 
-def entries(place: Storage, *, check_sizes: bool = True) -> list[Entry]:
+def entries(storage: Storage, *, check_sizes: bool = True) -> list[Entry]:
     """Every checkpoint folder, newest first. Sizes are checked, contents are not read."""
-    claims = lineage.read_claims(place)
-    found = [(parsed, name) for name in place.names() if (parsed := parse_folder(name))]
+    claims = lineage.read_claims(storage)
+    found = [(parsed, name) for name in storage.names() if (parsed := parse_folder(name))]
     listed = []
     for (step, attempt), name in sorted(found, reverse=True):
         try:
-            described = read_manifest(place, name, check_sizes=check_sizes)
+            described = read_manifest(storage, name, check_sizes=check_sizes)
             if not lineage.belongs(step, attempt, claims):
                 raise DamagedCheckpoint(_REPLACED)
         except DamagedCheckpoint as error:
@@ -57,10 +57,10 @@ def entries(place: Storage, *, check_sizes: bool = True) -> list[Entry]:
     return listed
 
 
-def read_manifest(place: Storage, folder: str, *, check_sizes: bool = True) -> Manifest:
+def read_manifest(storage: Storage, folder: str, *, check_sizes: bool = True) -> Manifest:
     """The manifest, if every file it lists is there with its size: one request per file."""
     try:
-        data = place.read(f"{folder}/{manifest.NAME}", most=_MOST_MANIFEST_BYTES)
+        data = storage.read(f"{folder}/{manifest.NAME}", most=_MOST_MANIFEST_BYTES)
         described = Manifest.from_json(data)
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedCheckpoint(_UNFINISHED) from None
@@ -69,7 +69,7 @@ def read_manifest(place: Storage, folder: str, *, check_sizes: bool = True) -> M
     if described.folder != folder:
         raise DamagedCheckpoint(f"{manifest.NAME} belongs to {described.folder}")
     for file in described.files if check_sizes else ():
-        size = place.size(f"{folder}/{file.name}")
+        size = storage.size(f"{folder}/{file.name}")
         if size is None:
             raise DamagedCheckpoint(f"{file.name} is missing")
         if size != file.size:
@@ -77,33 +77,33 @@ def read_manifest(place: Storage, folder: str, *, check_sizes: bool = True) -> M
     return described
 
 
-def verify(place: Storage, folder: str) -> Manifest:
+def verify(storage: Storage, folder: str) -> Manifest:
     """Read every byte; DamagedCheckpoint names the first file that is not what was written."""
-    described = read_manifest(place, folder)
+    described = read_manifest(storage, folder)
     try:
-        _verify_files(place, folder, described)
+        _verify_files(storage, folder, described)
     except (OSError, DamagedRun) as error:
         raise DamagedCheckpoint(f"cannot be read ({error})") from error
     return described
 
 
-def _verify_files(place: Storage, folder: str, described: Manifest) -> None:
+def _verify_files(storage: Storage, folder: str, described: Manifest) -> None:
     for file in described.files:
         total = 0
-        for block in _blocks(place, f"{folder}/{file.name}", file.size):
+        for block in _blocks(storage, f"{folder}/{file.name}", file.size):
             total = zlib.crc32(block, total)
         if f"{total:08x}" != file.crc32:
             raise DamagedCheckpoint(f"{file.name} does not match its checksum")
-    strangers = set(place.names(folder)) - {file.name for file in described.files}
+    strangers = set(storage.names(folder)) - {file.name for file in described.files}
     strangers -= {manifest.NAME}
     if strangers:
         raise DamagedCheckpoint(f"{min(strangers)} is not in the manifest")
     sizes = {file.name: file.size for file in described.files}
     if index_check.NAME in sizes:
-        index = place.read(f"{folder}/{index_check.NAME}", most=index_check.MOST_INDEX_BYTES)
+        index = storage.read(f"{folder}/{index_check.NAME}", most=index_check.MOST_INDEX_BYTES)
         index_check.read_index(index, sizes)
 
 
-def _blocks(place: Storage, name: str, size: int) -> Iterator[bytes]:
+def _blocks(storage: Storage, name: str, size: int) -> Iterator[bytes]:
     for start in range(0, size, _BLOCK):
-        yield place.read(name, start, min(_BLOCK, size - start))
+        yield storage.read(name, start, min(_BLOCK, size - start))

@@ -86,7 +86,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        place: Storage,
+        storage: Storage,
         rule: Checkpoint,
         world: World,
         strategy: str,
@@ -94,7 +94,7 @@ class Checkpointer:
     ) -> None:
         self.from_first_rank: tuple[str, ...] = ()
         """What every rank has of rank 0's, since the run was saved by ranks in another layout."""
-        self.place = place
+        self.storage = storage
         self.attempt = 0
         self.changes: list[Change] = []
         """What is not as it was when the loaded checkpoint was saved."""
@@ -127,15 +127,15 @@ class Checkpointer:
         """The attempt's number, or why there is none. A full disk may have room again soon."""
         for left in reversed(range(_CLAIM_TRIES)):
             try:
-                with refusals_named(self.place.address):
-                    return str(lineage.claim_next(self.place, step, at_least).attempt)
+                with refusals_named(self.storage.address):
+                    return str(lineage.claim_next(self.storage, step, at_least).attempt)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise  # another attempt may well get through
                 problem = error
             time.sleep(_PAUSE_S if left else 0.0)
         return (
-            f"nothing can be written to {self.place.address} ({reason(problem)}), so no step of "
+            f"nothing can be written to {self.storage.address} ({reason(problem)}), so no step of "
             "this attempt could be saved; make room, or see that it can be written, and start the "
             "same command again"
         )
@@ -181,7 +181,7 @@ class Checkpointer:
         future = async_save(
             tensors,
             storage_writer=ShardWriter(
-                self.place,
+                self.storage,
                 folder,
                 self._world.rank,
                 lambda files: self._commit(manifest, files),
@@ -231,17 +231,17 @@ class Checkpointer:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             # another rank may have died when all was written and committed already
-            if self.place.size(f"{pending.folder}/{NAME}") is None:
+            if self.storage.size(f"{pending.folder}/{NAME}") is None:
                 problem = reason(error)
                 if self._world.is_main:
-                    self.place.remove(pending.folder)
+                    self.storage.remove(pending.folder)
         self._stager.written()
         now = time.perf_counter()
         return Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
 
     def good(self) -> list[Manifest]:
         """Checkpoints that look whole, newest first. Their contents are checked on load."""
-        return [entry.manifest for entry in catalogue.entries(self.place) if entry.manifest]
+        return [entry.manifest for entry in catalogue.entries(self.storage) if entry.manifest]
 
     def load_newest(self, state: TrainingState) -> Manifest | None:
         """Load the newest good checkpoint; the damaged ones are named and passed over. Collective.
@@ -261,7 +261,7 @@ class Checkpointer:
             if not folder:
                 damaged = self._world.agree(damaged)
                 if damaged:
-                    raise no_good_one(damaged, self.place.address)
+                    raise no_good_one(damaged, self.storage.address)
                 return None
             try:
                 return self.load(state, folder)
@@ -276,8 +276,8 @@ class Checkpointer:
         problems: tuple[Problem, ...] = ()
         if self._world.is_main or self._group is None:
             try:
-                with refusals_named(self.place.address):
-                    lineage.read_claims(self.place)
+                with refusals_named(self.storage.address):
+                    lineage.read_claims(self.storage)
             except EnvironmentProblem as error:
                 problems = error.problems
         said = self._world.agree(json.dumps([asdict(problem) for problem in problems]))
@@ -285,7 +285,7 @@ class Checkpointer:
             raise EnvironmentProblem([Problem(**each) for each in json.loads(said)])
 
     def _damaged(self) -> list[catalogue.Entry]:
-        return [e for e in catalogue.entries(self.place) if e.state == "damaged"]
+        return [e for e in catalogue.entries(self.storage) if e.state == "damaged"]
 
     def load(self, state: TrainingState, folder: str) -> Manifest:
         """Load one checkpoint at whatever layout this is. A collective call."""
@@ -318,12 +318,12 @@ class Checkpointer:
 
     def _open(self, folder: str) -> tuple[Manifest, ShardReader]:
         # rank 0 has just looked at every file's size; at scale that is not for everybody to repeat
-        manifest = catalogue.read_manifest(self.place, folder, check_sizes=False)
+        manifest = catalogue.read_manifest(self.storage, folder, check_sizes=False)
         if manifest.contents == "weights":
             raise DamagedCheckpoint("it holds weights only; nothing can resume from it exactly")
         if not isinstance(manifest.values.get("frozen", {}), dict):
             raise DamagedCheckpoint("its fingerprints of what is frozen are none")
-        reader = ShardReader(self.place, manifest)
+        reader = ShardReader(self.storage, manifest)
         reader.read_metadata()
         return manifest, reader
 
@@ -367,7 +367,7 @@ class Checkpointer:
 
     def still_there(self, folder: str) -> bool:
         """Whether nobody has deleted it since; rank 0's word. A collective call."""
-        has = self._world.is_main and self.place.size(f"{folder}/{NAME}") is not None
+        has = self._world.is_main and self.storage.size(f"{folder}/{NAME}") is not None
         return bool(self._world.agree("x" if has else ""))
 
     def _gathered(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -385,17 +385,17 @@ class Checkpointer:
             return {}
         return whole | {name: tensor for part in everyones for name, tensor in part.items()}
 
-    def elsewhere(self, place: Storage) -> Checkpointer:
+    def elsewhere(self, storage: Storage) -> Checkpointer:
         """The same, for another run's checkpoints: to load from, over the same lines."""
         other = copy.copy(self)
-        other.place = place
+        other.storage = storage
         return other
 
     def clean(self) -> None:
         """Remove what earlier attempts left unfinished."""
-        for entry in catalogue.entries(self.place, check_sizes=False):
+        for entry in catalogue.entries(self.storage, check_sizes=False):
             if entry.attempt < self.attempt and entry.state == "unfinished":
-                self.place.remove(entry.folder)
+                self.storage.remove(entry.folder)
 
     def close(self) -> Saved | None:
         """Finish the save under way."""
@@ -404,7 +404,7 @@ class Checkpointer:
         return last
 
     def _next_folder(self, tried: set[str]) -> str:
-        for entry in catalogue.entries(self.place):
+        for entry in catalogue.entries(self.storage):
             if entry.folder in tried:
                 continue
             if entry.manifest is not None:
@@ -417,9 +417,9 @@ class Checkpointer:
 
     def _commit(self, manifest: Manifest, files: Sequence[File]) -> None:
         """On rank 0, in the save's thread: from here on the checkpoint exists."""
-        lineage.check_not_stale(self.place, self.attempt)
+        lineage.check_not_stale(self.storage, self.attempt)
         whole = replace(manifest, files=tuple(files))
-        self.place.put(f"{manifest.folder}/{NAME}", whole.to_json())
+        self.storage.put(f"{manifest.folder}/{NAME}", whole.to_json())
         try:
             self._drop_outdated()
         except Exception as error:  # the new one is there; an old one that stays must not undo it
@@ -430,14 +430,14 @@ class Checkpointer:
 
         For what is found out about a step after it was saved; its tensors stay.
         """
-        lineage.check_not_stale(self.place, self.attempt)
+        lineage.check_not_stale(self.storage, self.attempt)
         folder = folder_name(step, self.attempt)
-        manifest = catalogue.read_manifest(self.place, folder, check_sizes=False)
+        manifest = catalogue.read_manifest(self.storage, folder, check_sizes=False)
         whole = replace(manifest, values=_json(dict(change(manifest.values))))
-        self.place.put(f"{folder}/{NAME}", whole.to_json())
+        self.storage.put(f"{folder}/{NAME}", whole.to_json())
 
     def _drop_outdated(self) -> None:
-        listed = catalogue.entries(self.place, check_sizes=False)
+        listed = catalogue.entries(self.storage, check_sizes=False)
         good = [entry.manifest for entry in listed if entry.manifest is not None]
         for entry in listed:  # now that there is one of this attempt, others' can go
             if entry.state == "replaced" and entry.attempt < self.attempt:
@@ -448,8 +448,8 @@ class Checkpointer:
                     self._delete(manifest.folder)
 
     def _delete(self, folder: str) -> None:
-        self.place.remove(f"{folder}/{NAME}")  # first, so that half of it never counts
-        self.place.remove(folder)
+        self.storage.remove(f"{folder}/{NAME}")  # first: half of it never counts
+        self.storage.remove(folder)
 
 
 def _expect_one_process() -> None:

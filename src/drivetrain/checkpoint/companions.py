@@ -22,33 +22,33 @@ _MOST_BYTES = 64 << 20
 """Of each: a tokenizer of 260,000 words has 33 MB."""
 
 
-def keep(place: Storage, folder: Path) -> None:
+def keep(storage: Storage, folder: Path) -> None:
     """Those of a folder's files that are a config's or a tokenizer's."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and _is_companion(path.name):
-            place.put(f"{FOLDER}/{path.name}", path.read_bytes())
+            storage.put(f"{FOLDER}/{path.name}", path.read_bytes())
 
 
-def kept(place: Storage) -> dict[str, bytes]:
+def kept(storage: Storage) -> dict[str, bytes]:
     """By name; empty where none were kept. DamagedRun for what no run has written."""
-    names = [name for name in place.names(FOLDER) if _is_companion(name)]
+    names = [name for name in storage.names(FOLDER) if _is_companion(name)]
     if len(names) > _MOST_FILES:
-        raise DamagedRun(f"{place.address}/{FOLDER}: {len(names)} files; no run has written them")
-    return {name: _read(place, name) for name in names}
+        raise DamagedRun(f"{storage.address}/{FOLDER}: {len(names)} files; no run has written them")
+    return {name: _read(storage, name) for name in names}
 
 
 def _is_companion(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and _WEIGHTS.fullmatch(name) is None
 
 
-def _read(place: Storage, name: str) -> bytes:
-    where = f"{place.address}/{FOLDER}/{name}"
-    if isinstance(place, LocalStorage):
-        folder = place.path / FOLDER
+def _read(storage: Storage, name: str) -> bytes:
+    where = f"{storage.address}/{FOLDER}/{name}"
+    if isinstance(storage, LocalStorage):
+        folder = storage.path / FOLDER
         if folder.is_symlink() or (folder / name).is_symlink():
             # it would put a file from elsewhere on this machine among what is handed on
             raise DamagedRun(f"{where}: a link, not a file; remove it")
-    data = place.read(f"{FOLDER}/{name}", most=_MOST_BYTES)
+    data = storage.read(f"{FOLDER}/{name}", most=_MOST_BYTES)
     if name.endswith(".json"):
         try:
             parse_json(data)

@@ -1,7 +1,7 @@
 """Export: the weights of a checkpoint as files that other libraries read.
 
-    export_weights(place, manifest, Path("gpt"))       # a folder in Hugging Face's format
-    export_weights(place, manifest, Path("gpt.pt"))    # one file for torch.load
+    export_weights(storage, manifest, Path("gpt"))       # a folder in Hugging Face's format
+    export_weights(storage, manifest, Path("gpt.pt"))    # one file for torch.load
 
 Where the model was one of Hugging Face's, the folder has its config, too, and `from_pretrained`
 reads it. Names are the model's own. Bytes go from the checkpoint's files to the new ones as a
@@ -54,7 +54,7 @@ class Exported:
 
 
 def export_weights(
-    place: Storage,
+    storage: Storage,
     manifest: Manifest,
     target: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -67,8 +67,8 @@ def export_weights(
     `averages`: those of an EMA, where there is one of a weight.
     """
     _check_free(target)
-    companions = _companions(place, manifest, form)
-    tensors = WholeTensors(place, manifest)
+    companions = _companions(storage, manifest, form)
+    tensors = WholeTensors(storage, manifest)
     sources = _sources(tensors, manifest, averages=averages)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -90,9 +90,9 @@ class SharedExport:
     whole once it has its index.
     """
 
-    def __init__(self, place: Storage, manifest: Manifest, num_writers: int) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, num_writers: int) -> None:
         self._manifest = manifest
-        self._tensors = WholeTensors(place, manifest)
+        self._tensors = WholeTensors(storage, manifest)
         self._sources = _sources(self._tensors, manifest, averages=False)
         size = sum(map(self._tensors.num_bytes, self._sources.values()))
         most = min(MAX_SHARD_BYTES, max(LEAST_SHARD_BYTES, size // num_writers))
@@ -113,11 +113,11 @@ class SharedExport:
         target.put(f"{folder}/{INDEX}", index_of(self.files))
 
 
-def _companions(place: Storage, manifest: Manifest, form: Form) -> dict[str, bytes]:
+def _companions(storage: Storage, manifest: Manifest, form: Form) -> dict[str, bytes]:
     is_partial = manifest.contents == "trained"  # from_pretrained would draw the rest by lot
-    found = {} if form in ("safetensors", "pt") or is_partial else kept(place)
+    found = {} if form in ("safetensors", "pt") or is_partial else kept(storage)
     if form == "huggingface" and CONFIG not in found:
-        rule = f"no config of a Hugging Face model was kept in {place.address}"
+        rule = f"no config of a Hugging Face model was kept in {storage.address}"
         if is_partial:
             rule = f"{manifest.folder} has only what was trained (checkpoint.contents: trained)"
         remedy = "use --format safetensors, and your model's own code to load it"

@@ -45,31 +45,31 @@ def belongs(step: int, attempt: int, claims: Iterable[Claim]) -> bool:
     return all(step <= claim.step for claim in claims if claim.attempt > attempt)
 
 
-def read_claims(place: Storage) -> list[Claim]:
+def read_claims(storage: Storage) -> list[Claim]:
     """Every attempt that was ever begun, in order; EnvironmentProblem when one cannot be read."""
-    return [_parse(number, place.read(_name(number)), place) for number in claimed(place)]
+    return [_parse(number, storage.read(_name(number)), storage) for number in claimed(storage)]
 
 
-def claimed(place: Storage) -> list[int]:
+def claimed(storage: Storage) -> list[int]:
     """The numbers that were ever taken, in order, whether or not their claims can be read."""
-    found = (_CLAIM.fullmatch(name) for name in place.names())
+    found = (_CLAIM.fullmatch(name) for name in storage.names())
     return sorted(int(match[1]) for match in found if match is not None)
 
 
-def claim_next(place: Storage, step: int, at_least: int = 1) -> Claim:
+def claim_next(storage: Storage, step: int, at_least: int = 1) -> Claim:
     """Take the next number. Several may try at once; each gets one of its own."""
-    taken = [claim.attempt for claim in read_claims(place)]
+    taken = [claim.attempt for claim in read_claims(storage)]
     # a claim may have been deleted by hand; what its attempt wrote must not be written into
-    taken += [parsed[1] for name in place.names() if (parsed := parse_folder(name))]
+    taken += [parsed[1] for name in storage.names() if (parsed := parse_folder(name))]
     number = max([at_least - 1, *taken]) + 1
-    while not place.create(_name(number), _written(Claim(number, step))):
+    while not storage.create(_name(number), _written(Claim(number, step))):
         number += 1
     return Claim(number, step)
 
 
-def check_not_stale(place: Storage, attempt: int) -> None:
+def check_not_stale(storage: Storage, attempt: int) -> None:
     """Raise StaleAttempt when a later attempt exists."""
-    newest = max(claimed(place), default=attempt)
+    newest = max(claimed(storage), default=attempt)
     if newest > attempt:
         raise StaleAttempt(
             f"attempt {attempt} is over: attempt {newest} has taken over this run; "
@@ -87,25 +87,25 @@ def _written(claim: Claim) -> bytes:
     return json.dumps({**facts, "self_crc32": fingerprint(facts)}).encode()
 
 
-def _parse(number: int, data: bytes, place: Storage) -> Claim:
+def _parse(number: int, data: bytes, storage: Storage) -> Claim:
     try:
         facts = json.loads(data)
         step = facts["resumed_step"]
         own = facts.pop("self_crc32", None)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _unreadable(number, f"it is no claim ({len(data)} bytes)", place) from None
+        raise _unreadable(number, f"it is no claim ({len(data)} bytes)", storage) from None
     if own is None and not facts.keys() <= _KEYS_WITHOUT_CHECKSUM:
-        raise _unreadable(number, "its checksum is missing", place)
+        raise _unreadable(number, "its checksum is missing", storage)
     if own is not None and own != fingerprint(facts):
-        raise _unreadable(number, "it does not match its own checksum", place)
+        raise _unreadable(number, "it does not match its own checksum", storage)
     if type(step) is not int or step < 0:
-        raise _unreadable(number, f"it resumes from step {step!r}", place)
+        raise _unreadable(number, f"it resumes from step {step!r}", storage)
     if facts.get("attempt", number) != number:
-        raise _unreadable(number, f"it is attempt {facts['attempt']}'s", place)
+        raise _unreadable(number, f"it is attempt {facts['attempt']}'s", storage)
     return Claim(number, step)
 
 
-def _unreadable(number: int, why: str, place: Storage) -> EnvironmentProblem:
+def _unreadable(number: int, why: str, storage: Storage) -> EnvironmentProblem:
     rule = (
         f"the claim of attempt {number} cannot be read ({why}), so which checkpoints count is "
         "unknown, and nothing was touched"
@@ -115,7 +115,7 @@ def _unreadable(number: int, why: str, place: Storage) -> EnvironmentProblem:
         "checkpoint"
     )
     return EnvironmentProblem(
-        [Problem(f"{place.address}/{_name(number)}", rule, remedy, None, False)]
+        [Problem(f"{storage.address}/{_name(number)}", rule, remedy, None, False)]
     )
 
 

@@ -1,4 +1,4 @@
-"""Locate: from what a person types to the place where checkpoints lie.
+"""Locate: from what a person types to the folder where checkpoints lie.
 
 A run's directory, a folder of checkpoints, one checkpoint, or any of these at an fsspec address.
 """
@@ -21,14 +21,14 @@ from drivetrain.core.redaction import REMOVED
 
 @dataclass(frozen=True)
 class Located:
-    """A place with checkpoints, and one of them when one was named."""
+    """A folder with checkpoints, and one of them when one was named."""
 
-    place: Storage
+    storage: Storage
     folder: str | None = None
 
     def entries(self) -> list[Entry]:
         """What there is, newest first; the one that was named, if one was."""
-        found = catalogue.entries(self.place)
+        found = catalogue.entries(self.storage)
         return [e for e in found if self.folder in (None, e.folder)]
 
     def best_step(self) -> int:
@@ -36,7 +36,7 @@ class Located:
         run = self.choose().values.get("common", {}).get("run", {}).get("value", {})
         step = run.get("best_step") if isinstance(run, dict) else None
         if not isinstance(step, int):
-            rule = f"no evaluation of {self.place.address} was marked as best"
+            rule = f"no evaluation of {self.storage.address} was marked as best"
             remedy = "train with checkpoint.keep_best, or give --step"
             raise ConfigError([Problem("--best", rule, remedy, has_value=False)])
         return step
@@ -54,7 +54,7 @@ class Located:
             [
                 Problem(
                     "--step",
-                    f"{self.place.address} has no checkpoint of this step",
+                    f"{self.storage.address} has no checkpoint of this step",
                     f"choose one of {', '.join(map(str, steps))}",
                     step,
                 )
@@ -86,9 +86,9 @@ def _search(address: str) -> Located | None:
     parent, _, name = address.rstrip("/").rpartition("/")
     if parse_folder(name) and name in storage_at(parent or ".").names():
         return Located(storage_at(parent or "."), name)
-    for place in _candidates(address):
-        if any(parse_folder(name) for name in place.names()):
-            return Located(place)
+    for storage in _candidates(address):
+        if any(parse_folder(name) for name in storage.names()):
+            return Located(storage)
     return None
 
 
@@ -116,7 +116,7 @@ def _directory_of_run(run: Storage) -> str | None:
         config = parse_yaml(run.read("run.yaml", length=SMALL_BYTES))["config"]
         directory = config["checkpoint"]["directory"]
     except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise DamagedRun(f"{where}: names no place of checkpoints ({one_line(error)})") from None
+        raise DamagedRun(f"{where}: names no folder of checkpoints ({one_line(error)})") from None
     if isinstance(directory, str) and REMOVED in directory:
         rule = "the password of its checkpoints' address is not written down with the run"
         remedy = "give the address of the checkpoints themselves"

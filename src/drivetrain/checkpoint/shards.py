@@ -81,7 +81,7 @@ class ShardWriter(StorageWriter):
 
     def __init__(
         self,
-        place: Storage,
+        storage: Storage,
         folder: str,
         rank: int,
         commit: Commit,
@@ -89,7 +89,7 @@ class ShardWriter(StorageWriter):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._await_copies = await_copies
-        self._place = place
+        self._storage = storage
         self._folder = folder
         self._name = f"data-{rank:05d}.bin"
         self._commit = commit
@@ -127,7 +127,7 @@ class ShardWriter(StorageWriter):
         self._await_copies()
         written = []
         start, whole = 0, 0
-        with self._place.writing(f"{self._folder}/{self._name}") as file:
+        with self._storage.writing(f"{self._folder}/{self._name}") as file:
             for item in items:
                 data = raw_bytes(cast(torch.Tensor, planner.resolve_data(item)))
                 file.write(data)
@@ -174,7 +174,7 @@ class ShardWriter(StorageWriter):
 
         heard = lines()
         try:
-            with self._place.writing(f"{self._folder}/{tensor_index.NAME}") as file:
+            with self._storage.writing(f"{self._folder}/{tensor_index.NAME}") as file:
                 size, crc32 = tensor_index.write_lines(heard, file)
             if problems:
                 return ["failed", problems[0]]
@@ -203,8 +203,8 @@ class ShardWriter(StorageWriter):
 class ShardReader(StorageReader):
     """Reads pieces and holds each to its checksum; a wrong one is never copied anywhere."""
 
-    def __init__(self, place: Storage, manifest: Manifest) -> None:
-        self._place = place
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._storage = storage
         self._folder = manifest.folder
         self._sizes = {file.name: file.size for file in manifest.files}
         self._index = next((f for f in manifest.files if f.name == tensor_index.NAME), None)
@@ -216,7 +216,7 @@ class ShardReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
         """The index."""
         if self._metadata is None:
-            data = self._place.read(f"{self._folder}/{tensor_index.NAME}", most=MOST_INDEX_BYTES)
+            data = self._storage.read(f"{self._folder}/{tensor_index.NAME}", most=MOST_INDEX_BYTES)
             if self._index is None or checksum(data) != self._index.crc32:
                 raise DamagedCheckpoint(f"{tensor_index.NAME} does not match its checksum")
             self._metadata = tensor_index.from_json(data, self._sizes)
@@ -274,7 +274,7 @@ class ShardReader(StorageReader):
     def _read(self, piece: Piece, start: int, length: int) -> bytes:
         name = f"{self._folder}/{piece.file}"
         try:
-            return self._place.read(name, piece.start + start, length, most=length)
+            return self._storage.read(name, piece.start + start, length, most=length)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(f"{piece.file} is missing") from error
 

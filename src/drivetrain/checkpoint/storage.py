@@ -1,8 +1,8 @@
-"""Place: a folder, on this machine's file system or at any fsspec address.
+"""Storage: a folder, on this machine's file system or at any fsspec address.
 
-    place = place_at("runs/gpt/checkpoints")        # or "s3://bucket/gpt"
-    place.put("a/manifest.json", data)              # whole, or not at all
-    place.create("attempt-00002.json", data)        # False when somebody was first
+    storage = storage_at("runs/gpt/checkpoints")      # or "s3://bucket/gpt"
+    storage.put("a/manifest.json", data)              # whole, or not at all
+    storage.create("attempt-00002.json", data)        # False when somebody was first
 
 On a file system what was written is on disk, not only in its cache, when a call returns; an object
 store promises that by itself.
@@ -64,7 +64,7 @@ class Storage(Protocol):
 
 
 def storage_at(address: str | Path) -> Storage:
-    """The place at an address: a path, or whatever fsspec understands."""
+    """The storage at an address: a path, or whatever fsspec understands."""
     text = str(address)
     if "://" not in text or text.startswith("file://"):
         return LocalStorage(Path(text.removeprefix("file://")))

@@ -27,8 +27,8 @@ from drivetrain.checkpoint.weight_files import Data, raw_bytes
 class WholeTensors:
     """A checkpoint's tensors by name; each piece is held to its checksum as it is read."""
 
-    def __init__(self, place: Storage, manifest: Manifest) -> None:
-        self._reader = ShardReader(place, manifest)
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._reader = ShardReader(storage, manifest)
         self._metadata = self._reader.read_metadata()
 
     def names(self) -> list[str]:

@@ -63,7 +63,7 @@ def export(
     try:
         shard_bytes = int(max_shard_gb * 1e9)
         done = export_weights(
-            located.place, manifest, Path(target), shard_bytes, form, averages=averages
+            located.storage, manifest, Path(target), shard_bytes, form, averages=averages
         )
     except DamagedCheckpoint as error:
         raise damaged(manifest.folder, error) from error
@@ -84,7 +84,7 @@ def diff(here: str, there: str, *, as_json: bool) -> int:
     sides = []
     for address in (here, there):
         located = locate(address)
-        sides.append((located.place, located.choose()))
+        sides.append((located.storage, located.choose()))
     try:
         found = compare(sides[0], sides[1])
     except DamagedCheckpoint as error:
@@ -107,7 +107,7 @@ def _verified(located: Located, entry: Entry) -> Entry:
     if entry.manifest is None:
         return entry
     try:
-        catalogue.verify(located.place, entry.folder)
+        catalogue.verify(located.storage, entry.folder)
     except DamagedCheckpoint as error:
         return replace(entry, manifest=None, problem=str(error))
     return entry

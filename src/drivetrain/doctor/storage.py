@@ -106,17 +106,17 @@ def probe_store(address: str) -> StorageProbe:
     name = f".drivetrain-doctor-{uuid.uuid4().hex[:8]}"
     act = "reach"
     try:
-        place = storage_at(address)
+        storage = storage_at(address)
         act = "write"
         began = time.perf_counter()
-        place.put(name, data)
+        storage.put(name, data)
         rate = len(data) / (time.perf_counter() - began)
         act = "read back"
-        if place.read(name) != data:
+        if storage.read(name) != data:
             return StorageProbe(address, act, "other bytes than were written")
         act = "delete"
-        place.remove(name)
-        if place.size(name) is not None:
+        storage.remove(name)
+        if storage.size(name) is not None:
             return StorageProbe(address, act, "the object is still there")
     except Exception as error:  # whatever the store's library raises is the evidence
         text = " ".join(str(error).split())

@@ -48,8 +48,8 @@ def start_from_newest(
     contract = contract_of(config, assembly.source, made, world)
     agree_on(contract, world)
     rule = config.checkpoint
-    place = storage_at(rule.directory or str(directory.checkpoints))
-    checkpointer = Checkpointer(place, rule, world, config.parallel.strategy, contract)
+    storage = storage_at(rule.directory or str(directory.checkpoints))
+    checkpointer = Checkpointer(storage, rule, world, config.parallel.strategy, contract)
     origin = Origin(checkpointer, rule, directory, run)
     origin.scales_with_batch = config.optimization.learning_rate_scaling != "none"
     origin.load(world)
@@ -137,8 +137,8 @@ class Origin:
 
     def _refuse_anothers(self, world: World) -> None:
         """A run that has only just begun would resume from, and write among, others'."""
-        place = self._rule.directory
-        if place is None or RUN_DIR in os.environ or self._rule.resume_from == place:
+        directory = self._rule.directory
+        if directory is None or RUN_DIR in os.environ or self._rule.resume_from == directory:
             return
         self._checkpointer.check_claims()  # rank 0 alone is about to read them
         is_new = world.is_main and self._directory.next_attempt() == 1
@@ -147,7 +147,7 @@ class Origin:
                 "resume that run (--run-dir, or checkpoint.resume_from), or give another directory"
             )
             rule = "holds checkpoints of another run"
-            raise ConfigError([Problem("checkpoint.directory", rule, remedy, place)])
+            raise ConfigError([Problem("checkpoint.directory", rule, remedy, directory)])
 
     def _load_from(self, address: str) -> Manifest:
         """Another run's newest checkpoint: its directory, or that of its checkpoints."""

@@ -151,7 +151,7 @@ def save_config(model: Any, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-def keep_companions(assembly: Assembly, place: Storage) -> str:
+def keep_companions(assembly: Assembly, storage: Storage) -> str:
     """What an export of a checkpoint needs beside it; why there is none, if that went wrong."""
     model = plain(assembly.engine.spread.inner)
     if not has_config(model):
@@ -162,7 +162,7 @@ def keep_companions(assembly: Assembly, place: Storage) -> str:
             save_config(model, Path(name))
             if assembly.tokenizer is not None:
                 assembly.tokenizer.save_pretrained(name)
-            keep(place, Path(name))
+            keep(storage, Path(name))
 
     return _attempt(write)
 

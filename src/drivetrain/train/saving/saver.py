@@ -315,7 +315,7 @@ class Saver:
     @property
     def storage(self) -> Storage:
         """Where the checkpoints are."""
-        return self._checkpointer.place
+        return self._checkpointer.storage
 
     def best_checkpoint(self) -> Manifest | None:
         """Of the best evaluation; None where there is none. On rank 0."""
@@ -343,7 +343,7 @@ class Saver:
             problem = anyones("" if saved is None else saved.problem, self._world)
             if problem:
                 raise NotSaved(f"the trained weights could not be written ({problem})")
-            yield pieces.place, next(iter(pieces.good()), None) if self._world.is_main else None
+            yield pieces.storage, next(iter(pieces.good()), None) if self._world.is_main else None
         finally:
             pieces.close()
             if self._world.is_main:

@@ -41,7 +41,7 @@ class NotReadable(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor's place."""
+    """Where one tensor lies."""
 
     file: str
     dtype: str

@@ -62,12 +62,12 @@ def read_samples(folder: Path) -> dict[tuple[int, int], list[int]]:
 
 def checkpoint_problems(run_dir: Path) -> list[str]:
     """The newest checkpoint must be whole, to the last byte."""
-    place = storage_at(run_dir / "checkpoints")
-    good = [entry for entry in catalogue.entries(place) if entry.manifest is not None]
+    storage = storage_at(run_dir / "checkpoints")
+    good = [entry for entry in catalogue.entries(storage) if entry.manifest is not None]
     if not good:
         return ["there is no good checkpoint"]
     try:
-        catalogue.verify(place, good[0].folder)
+        catalogue.verify(storage, good[0].folder)
     except DamagedCheckpoint as error:
         return [f"{good[0].folder}: {error}"]
     return []

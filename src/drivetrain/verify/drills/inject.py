@@ -75,11 +75,11 @@ class Injector:
 
     def loss_problems(self) -> list[str]:
         """What was there before the fault must be there, whole; only the oldest may be outdated."""
-        place = storage_at(self._run_dir / "checkpoints")
+        storage = storage_at(self._run_dir / "checkpoints")
         problems = []
         for folder in self._had[-2:]:
             try:
-                catalogue.verify(place, folder)
+                catalogue.verify(storage, folder)
             except DamagedCheckpoint as error:
                 problems.append(f"{folder} was lost: {error}")
         return problems
