@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import coverage
 import pytest
 
 from tests.mutation.scope import GROUPS, Group
+
+TEST = "REACH_TEST"
+_PATIENCE_S = 20.0
 
 
 class _Reach:
@@ -27,12 +31,14 @@ class _Reach:
 
     def pytest_sessionstart(self) -> None:
         self._coverage.start()
+        _count_ranks()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._coverage.switch_context(nodeid)
         # what the test starts begins with this
         self._coverage.set_option("run:context", nodeid)
         os.environ["COVERAGE_PROCESS_CONFIG"] = self._coverage.config.serialize()
+        os.environ[TEST] = nodeid
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
@@ -50,6 +56,20 @@ class _Reach:
         self._coverage.stop()
         self._coverage.save()
         self._coverage.combine()
+
+
+def _count_ranks() -> None:
+    """A rank's lines are its test's; and one that is ended while it writes them breaks the file."""
+    from drivetrain.testing import ranks  # not before its lines are counted
+
+    end_child = ranks.end_child  # type: ignore[attr-defined]
+
+    def end_patiently(process: BaseProcess) -> None:
+        process.join(_PATIENCE_S)
+        end_child(process)
+
+    ranks.end_child = end_patiently  # type: ignore[attr-defined]
+    ranks._IMPORTED_ONCE += ("tests.mutation.rank_context",)  # type: ignore[assignment]
 
 
 def _settings(files: list[str]) -> str:

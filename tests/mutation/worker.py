@@ -25,6 +25,8 @@ from tests.mutation.scope import GROUPS, Group
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: whom a test leaves behind becomes the worker's child
 _OPTIONS = ["-x", "-o", "addopts=", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
+_ONE_TEST_S = 90
+"""Of the tests that are chosen, none takes half of it."""
 
 
 class _FirstFailure:
@@ -45,7 +47,7 @@ def serve(group: Group) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    options = [*_OPTIONS, *group.options]
+    options = [*_OPTIONS, "-o", f"timeout={_ONE_TEST_S}", *group.options]
     pytest.main([*options, "--collect-only", "-q", *group.tests])
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

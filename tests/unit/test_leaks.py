@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+
+from drivetrain.testing.pytest_plugin import child_pids
 
 pytest_plugins = ["pytester"]
 
@@ -46,3 +52,16 @@ def test_a_process_that_has_ended_is_none(pytester: pytest.Pytester) -> None:
         "    global kept\n    kept = subprocess.Popen(['true'])  # nobody asks for its exit code\n"
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_pythons_own_helper_is_none_however_long_its_command_line(tmp_path: Path) -> None:
+    python = tmp_path / ("long" * 25) / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    argv = [str(python), "-c", "import time; time.sleep(30)  # multiprocessing.resource_tracker"]
+    helper = subprocess.Popen(argv)
+    try:
+        assert helper.pid not in child_pids()
+    finally:
+        helper.kill()
+        helper.wait()

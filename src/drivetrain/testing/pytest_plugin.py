@@ -69,7 +69,7 @@ def leaked_processes(before: set[int], patience_s: float = 2.0) -> list[str]:
         left = child_pids() - before
         over_s = time.monotonic() - deadline_s
         if not left or over_s > _DYING_S or (over_s > 0 and all(map(_command, left))):
-            return [f"process {pid} ({_command(pid)})" for pid in sorted(left)]
+            return [f"process {pid} ({_command(pid)[:80]})" for pid in sorted(left)]
         time.sleep(0.02)
 
 
@@ -108,6 +108,6 @@ def _has_ended(pid: int) -> bool:
 def _command(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "gone"
