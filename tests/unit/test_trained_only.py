@@ -47,7 +47,12 @@ def test_tied_weights_of_a_frozen_base_are_left_out_by_every_name(
     quiet: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the names was saved; loading it was taken for a change, and the base saved as well."""
-    saving = {"contents": "trained", "every_steps": 2, "keep_last": 9}
+    saving = {
+        "contents": "trained",
+        "every_steps": 2,
+        "keep_last": 9,
+        "asynchronous": False,
+    }
     config = {"global_batch_size": 4, "max_steps": 8, **quiet, "checkpoint": saving}
     go_on_in(tmp_path / "run", monkeypatch)
     with pytest.raises(Interrupted):
