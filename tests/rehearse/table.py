@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.core.text import readable_bytes
@@ -11,28 +12,65 @@ from drivetrain.rehearse.client import RehearsalRequest, rehearse
 from drivetrain.rehearse.show import as_dict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FSDP = ("parallel.strategy=fsdp", "parallel.tp=2", "parallel.pp=2", "micro_batch_size=1")
-SCRIPTS = {
-    "gpt": (str(EXAMPLES / "gpt.py"), *FSDP),
-    "llama 8b": (str(EXAMPLES / "llama.py"), "--size", "8b", "--length", "4096", *FSDP),
-}
+FSDP = ("parallel.strategy=fsdp", "micro_batch_size=1")
+CUT = (*FSDP, "parallel.tp=2", "parallel.pp=2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rehearsal."""
+
+    name: str
+    argv: tuple[str, ...]
+    world_size: int
+    batch: int
+    """Samples a step."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name.replace(' ', '-')}-{self.world_size}"
+
+
+GPT = (str(EXAMPLES / "gpt.py"), *CUT)
+LLAMA = (str(EXAMPLES / "llama.py"), "--length")
+CASES = (
+    *(Case("gpt", GPT, size, size // 2) for size in (8, 256, 4096)),  # two micro-batches per rank
+    *(
+        Case("llama 8b", (*LLAMA, "4096", "--size", "8b", *CUT), size, size // 2)
+        for size in (8, 256, 4096)
+    ),
+    # the layout, the length and the batch of the published run
+    Case(
+        "llama 405b",
+        (*LLAMA, "8192", "--size", "405b", *FSDP, "parallel.tp=8", "parallel.pp=16"),
+        16_384,
+        2_048,
+    ),
+    Case(
+        "deepseek 671b",
+        (
+            *(str(EXAMPLES / "deepseek.py"), "--length", "4096", "--size", "671b"),
+            *(*FSDP, "parallel.ep=64", "parallel.pp=16"),
+        ),
+        2_048,
+        2_048,
+    ),
+)
 
 
 def main(folder: str, only: tuple[str, ...] = ()) -> None:
     output = Path(folder)
     output.mkdir(parents=True, exist_ok=True)
-    for name, words in SCRIPTS.items():
-        for world_size in (8, 256, 4096):
-            label = f"{name.replace(' ', '-')}-{world_size}"
-            if only and label not in only:
-                continue
-            batch = f"global_batch_size={world_size // 2}"  # two micro-batches per rank
-            made = as_dict(rehearse(RehearsalRequest((*words, batch), world_size, timeout_s=3000)))
-            made["script"][0] = Path(made["script"][0]).name
-            for finding in made["findings"]:
-                finding["file"] = finding["file"] and Path(finding["file"]).name
-            (output / f"{label}.json").write_text(json.dumps(made, indent=1) + "\n")
-            print(label, made["seconds"], readable_bytes(made["process_bytes"]), flush=True)
+    for case in CASES:
+        if only and case.label not in only:
+            continue
+        argv = (*case.argv, f"global_batch_size={case.batch}")
+        made = as_dict(rehearse(RehearsalRequest(argv, case.world_size, timeout_s=3000)))
+        made["script"][0] = Path(made["script"][0]).name
+        for finding in made["findings"]:
+            finding["file"] = finding["file"] and Path(finding["file"]).name
+        (output / f"{case.label}.json").write_text(json.dumps(made, indent=1) + "\n")
+        print(case.label, made["seconds"], readable_bytes(made["process_bytes"]), flush=True)
     write_table(output)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+
+# It advises, of every tensor that two axes cut, to put it together in one collective, which it then
+# says cannot be done.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 # Tensors that ranks hold parts of (DTensors), whole and in parts.
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from drivetrain.core.bounded import one_line
+from drivetrain.core.errors import DrivetrainError
 from drivetrain.core.processes import end_with_parent
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import AXES, Layout
@@ -54,8 +56,10 @@ def predict_in_process(argv: tuple[str, ...], layout: Layout, connection: Connec
     end_with_parent()
     try:
         connection.send(predict(argv, layout))
-    except Exception as error:  # a rehearsal goes on without it
-        connection.send(f"{type(error).__name__}: {error}")
+    except DrivetrainError as error:  # a rehearsal goes on without it
+        connection.send(one_line(error))
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {one_line(error)}")
     connection.close()
 
 
