@@ -105,8 +105,12 @@ def test_every_key_that_differs_is_named_at_once() -> None:
 
 
 def test_a_key_that_is_not_known_cannot_be_accepted() -> None:
-    with pytest.raises(ConfigError, match=r"data.suffle.*did you mean data.shuffle"):
-        Contract({"data.shuffle": True}, frozenset({"data.suffle"}))
+    told = "--accept-change = data.suffle: decides no number of this run; "
+    with pytest.raises(ConfigError) as raised:
+        Contract({"data.shuffle": True, "seed": 1}, frozenset({"data.suffle"}))
+    assert str(raised.value) == f"{told}did you mean data.shuffle?"
+    with pytest.raises(ConfigError, match=r"one of data\.shuffle, seed$"):
+        Contract({"seed": 1, "data.shuffle": True}, frozenset({"weather"}))
 
 
 def test_weights_that_would_be_lost_are_never_accepted() -> None:

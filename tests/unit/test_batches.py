@@ -126,8 +126,12 @@ def test_the_micro_batch_is_chosen_with_a_reason() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_answered_with_ones_that_do() -> None:
-    with pytest.raises(ConfigError, match="use 63 or 66, or set micro_batch_size"):
+    with pytest.raises(ConfigError) as raised:
         solve_micro_batch(load_config(argv=["global_batch_size=64", "max_steps=1"]), 3)
+    assert str(raised.value) == (
+        "global_batch_size = 64: does not divide into 3 equal micro-batches; "
+        "use 63 or 66, or set micro_batch_size"
+    )
 
 
 def test_the_plan_reads_like_a_sentence() -> None:
