@@ -59,8 +59,9 @@ _PLANTED = (
         "the manifest is committed by a stale attempt",
         f"{_CHECKPOINT}/checkpointer.py",
         "Checkpointer._commit",
-        "        lineage.check_not_stale(self.storage, self.attempt)\n",
-        "",
+        "        lineage.check_not_stale(self.storage, self.attempt)\n"
+        "        whole = replace(manifest, files=tuple(files))\n",
+        "        whole = replace(manifest, files=tuple(files))\n",
     ),
     (
         "a save that failed is kept",
