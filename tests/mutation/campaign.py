@@ -84,7 +84,8 @@ def _copy(folder: Path) -> Path:
 
 
 def _environment(copy: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{copy / 'src'}:{copy}"}
+    # a forked child waits forever for the OpenMP threads that its parent had
+    return {**os.environ, "PYTHONPATH": f"{copy / 'src'}:{copy}", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
