@@ -71,7 +71,7 @@ GROUPS = {
                         "blame",
                         "sharing",
                     ),
-                    "stopping",
+                    *("stopping", "trained_only", "export_memory", "pretrained", "whose_run"),
                 )
             ),
             "tests/resume",
