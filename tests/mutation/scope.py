@@ -72,6 +72,7 @@ GROUPS = {
                         "sharing",
                     ),
                     *("stopping", "trained_only", "export_memory", "pretrained", "whose_run"),
+                    "small_parts",
                 )
             ),
             "tests/resume",

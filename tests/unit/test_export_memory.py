@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from drivetrain.checkpoint import lineage, tensor_index
+from drivetrain.checkpoint.export import export_weights
+from drivetrain.checkpoint.locate import locate
 from drivetrain.checkpoint.manifest import NAME, File, Manifest
 from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.train.host_memory import give_back_freed
@@ -108,3 +110,12 @@ print(before - rss())
     }
     assert given["off"] < 20 << 20, given
     assert given["on"] > 80 << 20, given
+
+
+def test_two_exports_of_a_checkpoint_are_the_same_file(tmp_path: Path) -> None:
+    save(tmp_path / "run", 64)
+    located = locate(str(tmp_path / "run"))
+    for name in ("one.pt", "other.pt"):
+        export_weights(located.storage, located.choose(), tmp_path / name)
+    assert (tmp_path / "one.pt").read_bytes() == (tmp_path / "other.pt").read_bytes()
+    assert torch.load(tmp_path / "one.pt", weights_only=True)["weight"].shape == (64, 1024)

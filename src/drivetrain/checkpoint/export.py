@@ -142,8 +142,9 @@ def _write_file(
     """As torch.save would, with the tensors' bytes put in afterwards: torch's `skip_data`."""
     with FakeTensorMode():
         empty = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in _named(tensors, sources)}
-    with skip_data(materialize_fake_tensors=True):
-        torch.save(empty, path)
+    # by a path, torch would write its name into the file, and no two were the same
+    with skip_data(materialize_fake_tensors=True), path.open("wb") as stream:
+        torch.save(empty, stream)
     with FakeTensorMode():
         places = torch.load(path, weights_only=True)
     sums = {}
