@@ -270,6 +270,29 @@ def test_time_is_counted_over_attempts_and_more_can_be_given(
     assert make(config, max_time_s=600).fit(data()).steps[-1].step == 40
 
 
+def test_a_run_that_stops_at_steps_ends_with_the_bits_of_one_that_does_not(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedules go by the whole length: a rung of a search is no shorter run."""
+    falling = {"lr_scheduler_type": "cosine", "warmup_ratio": 0.1}
+    whole = make(config, optimization=falling).fit(data(), data())
+    run_dir = None
+    for stop, steps in ((8, 8), (8, 0), (24, 16), (None, 16)):
+        if run_dir is not None:
+            go_on_in(run_dir, monkeypatch)
+        trainer = make(config, optimization=falling, stop_at_step=stop)
+        history = trainer.fit(data(), data())
+        run_dir = trainer.run_dir
+        assert len(history.steps) == steps
+        assert history.stopped.startswith(f"stop_at_step = {stop}" if stop else "")
+        assert history.evaluations[-1].step == (stop or 40)
+    assert whole.run_dir is not None
+    assert run_dir is not None
+    ends = [torch.load(d / "checkpoints/weights.pt") for d in (whole.run_dir, run_dir)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert [e.metrics for e in history.evaluations] == [e.metrics for e in whole.evaluations]
+
+
 def kept(config: dict[str, Any], **changes: Any) -> KeptLoop:
     config = {**config, "checkpoint": {"every_steps": 10, "asynchronous": False}, **changes}
     return prepare(lambda: nn.Linear(4, 2), None, data(), config)

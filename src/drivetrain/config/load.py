@@ -187,6 +187,12 @@ def _field_problems(values: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
+def value_problems(values: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with some keys' values by themselves; which others a run needs is not asked."""
+    found = _field_problems({"global_batch_size": 1, **values})
+    return [problem for problem in found if problem.where in values]
+
+
 def _inside(section: str) -> list[str]:
     return [path for path in leaf_keys() if path.startswith(f"{section}.")]
 

@@ -451,6 +451,9 @@ class RunConfig(Section):
     """Passes over the training data."""
     max_time_s: float | None = Field(default=None, gt=0)
     """Seconds of training, earlier attempts included, after which the run saves and is finished."""
+    stop_at_step: int | None = Field(default=None, gt=0)
+    """Stop after this step, evaluated and saved, although the run is longer: schedules go by its
+    whole length. With a higher one, or none, the same command goes on to the bit."""
     seed: int = Field(default=42, ge=0, lt=2**63)
     """Sample order, initial weights and dropout all follow from it."""
     reproducibility: Literal["standard", "bitwise"] = "standard"

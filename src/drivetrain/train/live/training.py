@@ -55,6 +55,8 @@ def _problems(config: RunConfig, source: Source, num_micro_batches: int) -> list
         wrong.append(("sums follow whoever is there", "use reproducibility=standard"))
     if config.max_time_s is not None:
         wrong.append(("replicas cannot agree on max_time_s", "set max_steps"))
+    if config.stop_at_step is not None:
+        wrong.append(("replicas cannot agree on stop_at_step", "set max_steps"))
     if source.sampler is not None:
         wrong.append(("a sampler's order cannot be dealt anew", "pass the dataset alone"))
     if source.length is None:

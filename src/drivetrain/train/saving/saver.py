@@ -73,6 +73,7 @@ class Saver:
         self._problem = ""
         self._is_writer = False
         self._max_time_s = assembly.config.max_time_s
+        self._stop_at = assembly.config.stop_at_step
         self._wanted_end = ""
         """Why this rank wants the run to end."""
         self._ends = False
@@ -110,6 +111,8 @@ class Saver:
             )
         elif self._max_time_s is not None and self._run.earlier_s >= self._max_time_s:
             self.ended(self._over)  # by what was saved: clocks of ranks differ
+        elif self._is_there(step):
+            self.ended(self._there)
 
     def ask_to_end(self, reason: str) -> None:
         """End the run once all ranks know of it; it is finished then, not interrupted."""
@@ -127,6 +130,13 @@ class Saver:
     def _over(self) -> str:
         return f"max_time_s = {self._max_time_s} is over"
 
+    @property
+    def _there(self) -> str:
+        return f"stop_at_step = {self._stop_at}; with a higher one the same command goes on"
+
+    def _is_there(self, step: int) -> bool:
+        return self._stop_at is not None and step >= self._stop_at
+
     def _is_out_of_time(self) -> bool:
         return self._max_time_s is not None and self._run.seconds >= self._max_time_s
 
@@ -137,6 +147,9 @@ class Saver:
         """
         self._page.note(Phase.STEPPING, step)
         self._note(self._checkpointer.poll())
+        if self._is_there(step):  # known to every rank by itself
+            self.ended(self._there)
+            return
         wishes = self._pulse.at(
             step,
             finish=bool(self._wanted_end) or (self._world.is_main and self._is_out_of_time()),

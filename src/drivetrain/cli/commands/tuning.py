@@ -1,0 +1,128 @@
+"""Search over runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from drivetrain.cli.reading import reading
+
+Folder = Annotated[str, typer.Argument(metavar="STUDY", help="Directory of the study.")]
+
+
+class _RunByDefault(TyperGroup):
+    """`tune SCRIPT …` drives a study; `tune ls` and the like look at one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+verbs = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    help="Search: `tune SCRIPT --space FILE --trials N` drives a study; ls, show, export, stop.",
+)
+
+
+@verbs.command(
+    name="run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def run_study(  # noqa: PLR0913, PLR0917 - flags
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(metavar="SCRIPT")],
+    space: Annotated[str, typer.Option(help="YAML or Python file: config keys and their ranges.")],
+    trials: Annotated[int, typer.Option(help="How many.")],
+    nproc_per_trial: Annotated[int, typer.Option(help="Ranks of each trial.")] = 1,
+    parallel_trials: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
+    study: Annotated[
+        str, typer.Option(help="The study's directory; the same command resumes it.")
+    ] = "",
+    metric: Annotated[str, typer.Option(help="Of the evaluations: loss, accuracy …")] = "loss",
+    mode: Annotated[str, typer.Option(help="min or max.")] = "min",
+    sampler: Annotated[str, typer.Option(help="tpe, random or gp.")] = "tpe",
+    seed: Annotated[int, typer.Option(help="Every draw follows from it.")] = 0,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="deterministic: the same result on any number of workers. eager: by what is known."
+        ),
+    ] = "deterministic",
+    generation: Annotated[
+        int, typer.Option(help="Trials that know the same results, and compete at the rungs.")
+    ] = 8,
+    rungs: Annotated[
+        str, typer.Option(help="Steps at which trials pause and the best go on: 20,60.")
+    ] = "",
+    factor: Annotated[int, typer.Option(help="At a rung one of so many goes on.")] = 3,
+    max_restarts: Annotated[int, typer.Option(help="Of a trial, after failures.")] = 3,
+    on: Annotated[str, typer.Option(help="Where trials run: local.")] = "local",
+) -> None:
+    """Drive a study: trials are runs of SCRIPT; further words go to it (path.to.key=value)."""
+    from drivetrain.cli.tune import run, settings_from
+
+    values = {
+        "script": script,
+        "script_args": tuple(context.args),
+        "num_trials": trials,
+        "processes_per_trial": nproc_per_trial,
+        "metric": metric,
+        "mode": mode,
+        "sampler": sampler,
+        "seed": seed,
+        "schedule": schedule,
+        "generation": generation,
+        "rungs": rungs,
+        "factor": factor,
+        "max_restarts": max_restarts,
+    }
+    run(settings_from(values), space, study, parallel_trials, on)
+
+
+@verbs.command()
+def ls(
+    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="A folder of studies.")] = (
+        "studies"
+    ),
+) -> None:
+    """List studies: how far they are, and their best trial."""
+    from drivetrain.cli.tune import ls as list_studies
+
+    with reading(folder):
+        list_studies(folder)
+
+
+@verbs.command()
+def show(
+    study: Folder,
+    trial: Annotated[int | None, typer.Option(help="Only this one, with all it has done.")] = None,
+) -> None:
+    """Show a study's trials, the best first."""
+    from drivetrain.cli.tune import show as show_study
+
+    with reading(study):
+        show_study(study, trial)
+
+
+@verbs.command()
+def export(
+    study: Folder,
+    form: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
+    output: Annotated[str | None, typer.Option("-o", "--output", help="A file.")] = None,
+) -> None:
+    """Export every trial with its values and result."""
+    from drivetrain.cli.tune import export as export_study
+
+    with reading(study):
+        export_study(study, form, output)
+
+
+@verbs.command()
+def stop(study: Folder) -> None:
+    """Ask the study's trials that run to save and stop."""
+    from drivetrain.cli.tune import stop as stop_study
+
+    stop_study(study)

@@ -1,0 +1,156 @@
+"""`drivetrain tune`: a study is driven, listed, shown, exported."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from drivetrain.cli.say import hand_on, say
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.core.requirements import require
+from drivetrain.core.text import plain
+from drivetrain.launch import submission
+from drivetrain.launch.target import target_type
+from drivetrain.tune import decide, rows
+from drivetrain.tune.driver import Driver
+from drivetrain.tune.journal import read_journal
+from drivetrain.tune.sampling import values_as_words
+from drivetrain.tune.settings import FILE, Settings, Study, load_study, open_study
+from drivetrain.tune.space import read_space
+from drivetrain.tune.trial_run import Runner
+
+
+def settings_from(values: dict[str, Any]) -> Settings:
+    """What was typed, each value of its kind."""
+    try:
+        rungs = tuple(int(step) for step in values["rungs"].split(",") if step)
+        return TypeAdapter(Settings).validate_python({**values, "rungs": rungs})
+    except ValidationError as error:
+        found = error.errors()
+        problems = [
+            Problem(f"--{each['loc'][0]}", each["msg"].lower(), "correct it", each["input"])
+            for each in found
+        ]
+        raise ConfigError(problems) from None
+    except ValueError:
+        remedy = "--rungs 20,60"
+        raise ConfigError([Problem("--rungs", "not steps", remedy, values["rungs"])]) from None
+
+
+def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -> None:
+    """Drive a study to its end, from wherever it is."""
+    require("optuna", extra="tune")
+    if on != "local":
+        rule, remedy = "studies run on this machine only, so far", "--on local"
+        raise ConfigError([Problem("--on", rule, remedy, on)])
+    if num_parallel < 1:
+        raise ConfigError([Problem("--parallel-trials", "must be at least 1", "1", num_parallel)])
+    if not Path(settings.script).is_file():
+        rule, remedy = "no such file", "give the path of your script"
+        raise ConfigError([Problem("SCRIPT", rule, remedy, settings.script)])
+    path = path or f"studies/{Path(settings.script).stem}"
+    study = open_study(Path(path), settings, read_space(space))
+    runner = Runner(study, target_type(on)(), str(Path.cwd()))
+    try:
+        Driver(study, runner, num_parallel, _say_now).run()
+    except KeyboardInterrupt:
+        say("trials that run go on by themselves; the same command adopts them", err=True)
+        say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)
+        sys.exit(130)
+    show(path, None)
+
+
+def _say_now(text: str) -> None:
+    say(text)
+    sys.stdout.flush()
+
+
+def stop(path: str) -> None:
+    """Ask every trial that runs to save and stop."""
+    study = load_study(Path(path))
+    state = read_journal(study.path)
+    asked = 0
+    for work in decide.ready(study.settings, state):
+        made = submission.find(study.run_dir(work.trial))
+        if made is not None and not made.status().state.is_over:
+            submission.stop(study.run_dir(work.trial))
+            asked += 1
+    say(f"{asked} trials saved and stopped; the command that began the study resumes it")
+
+
+def ls(folder: str) -> None:
+    """One line per study."""
+    found = [path.parent for path in sorted(Path(folder).glob(f"*/{FILE}"))]
+    found = [Path(folder)] if (Path(folder) / FILE).exists() else found
+    if not found:
+        rule, remedy = "no study in it", "drivetrain tune SCRIPT --space … makes one"
+        raise ConfigError([Problem("FOLDER", rule, remedy, folder)])
+    for path in found:
+        try:
+            say(_line(load_study(path)))
+        except DrivetrainError as error:
+            say(f"damaged  {path}  ({error})")
+
+
+def _line(study: Study) -> str:
+    settings, state = study.settings, read_journal(study.path)
+    over = sum(decide.is_over(settings, state, trial) for trial in range(len(state.asked)))
+    best = decide.winner(settings, state)
+    words = [f"{over}/{settings.num_trials} trials", str(study.path), settings.sampler]
+    if best is not None:
+        words.append(f"best {settings.metric} {best.value:.6g} (trial {best.trial})")
+    return "  ".join(words)
+
+
+def show(path: str, trial: int | None) -> None:
+    """A study's trials, the best in front; or one of them."""
+    study = load_study(Path(path))
+    found = rows.rows_of(study)
+    if trial is not None:
+        _show_one(study, found, trial)
+        return
+    sign = 1 if study.settings.mode == "min" else -1
+    found.sort(key=lambda row: (-(row.rung or 0), row.value is None, sign * (row.value or 0)))
+    say(_line(study))
+    say(f"{'trial':>5}  {'state':<10}  {'step':>6}  {study.settings.metric:>10}  values")
+    for row in found:
+        value = "" if row.value is None else f"{row.value:.6g}"
+        shown = " ".join(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in row.values.items())
+        mark = "  *" if row.is_best else ""
+        say(f"{row.trial:>5}  {row.state:<10}  {row.step:>6}  {value:>10}  {shown}{mark}")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:
+    row = next((each for each in found if each.trial == trial), None)
+    if row is None:
+        remedy = f"0 to {len(found) - 1}" if found else "none was begun"
+        raise ConfigError([Problem("--trial", "no such trial", remedy, trial)])
+    say(f"trial {trial}: {row.state}{'  (the best)' if row.is_best else ''}")
+    ended = read_journal(study.path).ended
+    for end in (ended[at] for at in sorted(ended) if at[0] == trial):
+        value = "" if end.value is None else f"  {study.settings.metric} {end.value:.17g}"
+        say(f"rung {end.rung}: {end.outcome}  step {end.step}{value}  {end.reason}".rstrip())
+    say(f"run directory: {row.run_dir}")
+    settings = study.settings
+    command = ["drivetrain", "train", settings.script]
+    command += [f"--nproc-per-node={settings.processes_per_trial}", *settings.script_args]
+    say(f"as a run of its own: {shlex.join([*command, *values_as_words(row.values)])}")
+
+
+def export(path: str, form: str, output: str | None) -> None:
+    """Every trial as CSV or JSON."""
+    found = rows.rows_of(load_study(Path(path)))
+    text = rows.as_json(found) if form == "json" else rows.as_csv(found)
+    if output is None:
+        hand_on(plain(text))
+    else:
+        Path(output).write_text(text)
+        say(f"{len(found)} trials → {output}")

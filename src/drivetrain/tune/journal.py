@@ -1,0 +1,137 @@
+"""The journal: what was asked and what came of it, one JSON line each, never changed.
+
+    {"kind": "asked", "trial": 3, "values": {"optimization.learning_rate": 0.01}}
+    {"kind": "ended", "trial": 3, "rung": 0, "outcome": "done", "step": 24, "value": 0.31}
+
+A line is on disk before anything is done because of it. The driver's memory holds nothing else, so
+that it may be killed between any two of them. A last line without its end was being written when
+that happened: it is cut off, and what it said is found out again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from drivetrain.core.bounded import parse_json, read_bytes
+from drivetrain.core.errors import DamagedRun
+from drivetrain.tune.space import Scalar
+
+FILE = "journal.jsonl"
+Outcome = Literal["done", "not_finite", "failed"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trial's values."""
+
+    trial: int
+    values: Mapping[str, Scalar]
+    kind: Literal["asked"] = "asked"
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A trial goes on to this rung; written where that depends on the moment: eagerly."""
+
+    trial: int
+    rung: int
+    kind: Literal["promoted"] = "promoted"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial has come to a rung, or will not."""
+
+    trial: int
+    rung: int
+    outcome: Outcome
+    step: int = 0
+    value: float | None = None
+    """Of the metric, at that step; none unless it is done."""
+    reason: str = ""
+    kind: Literal["ended"] = "ended"
+
+
+Entry = Asked | Promoted | Ended
+_ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+
+
+@dataclass
+class State:
+    """What the journal comes to."""
+
+    asked: list[Asked] = field(default_factory=list)
+    """By trial: the first is trial 0."""
+    ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
+    """By trial and rung."""
+    promoted: set[tuple[int, int]] = field(default_factory=set)
+    _last: dict[int, Ended] = field(default_factory=dict)
+
+    def take(self, entry: Entry) -> None:
+        """One more line; ValueError when it cannot be the next."""
+        if isinstance(entry, Asked):
+            if entry.trial != len(self.asked):
+                raise ValueError(f"trial {entry.trial} where {len(self.asked)} is next")
+            self.asked.append(entry)
+            return
+        if not 0 <= entry.trial < len(self.asked):
+            raise ValueError(f"trial {entry.trial} was never asked for")
+        if isinstance(entry, Promoted):
+            self.promoted.add((entry.trial, entry.rung))
+        else:
+            if entry.value is not None and not math.isfinite(entry.value):
+                raise ValueError(f"a value of {entry.value}")
+            self.ended[entry.trial, entry.rung] = self._last[entry.trial] = entry
+
+    def last(self, trial: int) -> Ended | None:
+        """Where a trial stands; None before its first rung."""
+        return self._last.get(trial)
+
+
+class Journal:
+    """The file, and the state it comes to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self.state = read_journal(folder, mend=True)
+
+    def write(self, entry: Entry) -> None:
+        """On disk when it returns."""
+        line = json.dumps(asdict(entry), allow_nan=False) + "\n"
+        self.state.take(entry)
+        with self._path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_journal(folder: Path, *, mend: bool = False) -> State:
+    """The state of a study; `mend`: cut off a last line that is not whole."""
+    path = folder / FILE
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        return State()
+    whole = data[: data.rfind(b"\n") + 1]
+    state = State()
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            state.take(_entry(parse_json(line)))
+        except (ValueError, ValidationError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise DamagedRun(f"{path}: line {number} is no entry of a study ({reason})") from None
+    if mend and len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return state
+
+
+def _entry(document: Any) -> Entry:
+    return _ENTRY.validate_python(document)

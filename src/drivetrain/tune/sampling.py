@@ -1,0 +1,190 @@
+"""Sampling: the values of one trial, by Optuna.
+
+Each trial is asked of a study and a sampler that are made for it, from (seed, trial) and the trials
+before it. A sampler that lived on would carry what it has drawn before, and that is lost when the
+driver dies; this way nothing is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.requirements import require
+from drivetrain.tune import decide
+from drivetrain.tune.journal import Asked, State
+from drivetrain.tune.settings import Settings, Study
+from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
+
+_MOST_TRIES = 100
+MIRROR = "optuna.journal"
+"""The ended trials once more, for Optuna's own tools; never read here but to be continued."""
+
+
+def ask(study: Study, state: State) -> Asked:
+    """The next trial's values; those that break a constraint are drawn again."""
+    trial = len(state.asked)
+    optuna = require("optuna", extra="tune")
+    earlier = _earlier(study, state, trial)
+    for attempt in range(_MOST_TRIES):
+        with _quiet(optuna):
+            made = optuna.create_study(
+                sampler=_sampler(
+                    optuna, study.settings, _seed(study.settings.seed, trial, attempt)
+                ),
+                direction=_direction(study.settings),
+            )
+            made.add_trials(earlier)
+            values = _suggested(study.space, made.ask())
+        if study.space.allows(values):
+            return Asked(trial, values)
+    rule = f"{_MOST_TRIES} draws in a row broke them, for trial {trial}"
+    shown = "; ".join(study.space.constraints)
+    raise ConfigError([Problem("constraints", rule, "loosen them, or narrow the ranges", shown)])
+
+
+def _seed(seed: int, trial: int, attempt: int) -> int:
+    """Numbers that have nothing to do with each other, the same everywhere."""
+    digest = hashlib.sha256(f"{seed}/{trial}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _sampler(optuna: Any, settings: Settings, seed: int) -> Any:
+    samplers = optuna.samplers
+    if settings.sampler == "random":
+        return samplers.RandomSampler(seed=seed)
+    if settings.sampler == "gp":
+        return samplers.GPSampler(seed=seed, deterministic_objective=True)
+    return samplers.TPESampler(seed=seed)
+
+
+def _suggested(space: Space, trial: Any) -> dict[str, Scalar]:
+    values: dict[str, Scalar] = {}
+    for key, parameter in space.parameters.items():
+        if not space.is_active(key, values):
+            continue
+        if isinstance(parameter, Choice):
+            values[key] = trial.suggest_categorical(key, parameter.values)
+            continue
+        low, high = parameter.low, parameter.high
+        if isinstance(parameter, Int):
+            values[key] = trial.suggest_int(key, low, high, step=parameter.step, log=parameter.log)
+        else:
+            values[key] = trial.suggest_float(
+                key, low, high, step=parameter.step, log=parameter.log
+            )
+    return values
+
+
+def _earlier(study: Study, state: State, trial: int) -> list[Any]:
+    """The trials before this one: with their result where the schedule lets it be known."""
+    known = decide.told(study.settings, trial)
+    return [as_optuna(study, state, each, is_known=each in known) for each in range(trial)]
+
+
+def as_optuna(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
+    """A trial as Optuna has it; a trial that was left at a rung is `pruned` there."""
+    optuna = require("optuna", extra="tune")
+    states = optuna.trial.TrialState
+    settings, last = study.settings, state.last(trial)
+    values = dict(state.asked[trial].values)
+    kind, value, rungs = states.RUNNING, None, {}
+    if is_known and last is not None and decide.is_over(settings, state, trial):
+        rungs = _values_at_rungs(settings, state, trial)
+        if last.outcome != "done":
+            kind = states.FAIL
+        elif last.rung < settings.num_rungs - 1:
+            kind = states.PRUNED
+        else:
+            kind, value = states.COMPLETE, last.value
+    return optuna.trial.create_trial(
+        state=kind,
+        value=value,
+        params=values,
+        distributions={key: _distribution(optuna, study.space.parameters[key]) for key in values},
+        intermediate_values=rungs,
+    )
+
+
+def _values_at_rungs(settings: Settings, state: State, trial: int) -> dict[int, float]:
+    found = [state.ended.get((trial, rung)) for rung in range(settings.num_rungs)]
+    return {each.step: each.value for each in found if each is not None and each.value is not None}
+
+
+def _distribution(optuna: Any, parameter: Parameter) -> Any:
+    kinds = optuna.distributions
+    if isinstance(parameter, Choice):
+        return kinds.CategoricalDistribution(parameter.values)
+    low, high = parameter.low, parameter.high
+    if isinstance(parameter, Int):
+        return kinds.IntDistribution(low, high, log=parameter.log, step=parameter.step)
+    return kinds.FloatDistribution(low, high, log=parameter.log, step=parameter.step)
+
+
+def _direction(settings: Settings) -> str:
+    return "minimize" if settings.mode == "min" else "maximize"
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Its lines for people speak of trials that are made anew for every question."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+class Mirror:
+    """The study's ended trials in an Optuna journal, in the order of their numbers."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        optuna = require("optuna", extra="tune")
+        journal = require("optuna.storages.journal", extra="tune")
+        with _quiet(optuna):
+            storage = optuna.storages.JournalStorage(
+                journal.JournalFileBackend(str(study.path / MIRROR))
+            )
+            self._optuna = optuna.create_study(
+                storage=storage,
+                study_name=Path(study.path).absolute().name,
+                direction=_direction(study.settings),
+                load_if_exists=True,
+            )
+        self._num_there = len(self._optuna.trials)
+
+    def catch_up(self, state: State) -> None:
+        """Add those that have ended, up to the first that has not."""
+        settings = self._study.settings
+        while self._num_there < len(state.asked):
+            if not decide.is_over(settings, state, self._num_there):
+                return
+            trial = as_optuna(self._study, state, self._num_there, is_known=True)
+            self._optuna.add_trial(trial)
+            self._num_there += 1
+
+
+def values_as_words(values: Mapping[str, Scalar]) -> list[str]:
+    """For the script's command line: path.to.key=value."""
+    return [f"{key}={_word(value)}" for key, value in values.items()]
+
+
+def _word(value: Scalar) -> str:
+    if value is None:
+        return "null"
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else repr(value)
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -1,0 +1,152 @@
+"""Settings: what decides a study's result, besides the script. Written once, compared after that.
+
+How many trials run at a time, and where, is not among them: in a deterministic study that changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from drivetrain.core.bounded import read_json
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.files import write_whole
+from drivetrain.tune.space import Space, from_dict
+
+FILE = "study.json"
+SAMPLERS = ("tpe", "random", "gp")
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One study."""
+
+    script: str
+    script_args: tuple[str, ...]
+    num_trials: int
+    processes_per_trial: int = 1
+    metric: str = "loss"
+    mode: Mode = "min"
+    sampler: Literal["tpe", "random", "gp"] = "tpe"
+    seed: int = 0
+    schedule: Literal["deterministic", "eager"] = "deterministic"
+    generation: int = 8
+    """Trials that are asked for knowing the same results, and compete at the same rungs."""
+    rungs: tuple[int, ...] = ()
+    """Steps after which trials stop and the best go on; the last rung is the run's own end."""
+    factor: int = 3
+    """One of so many goes on."""
+    max_restarts: int = 3
+    """Of one trial, after failures in training."""
+
+    @property
+    def num_rungs(self) -> int:
+        """The run's end is one."""
+        return len(self.rungs) + 1
+
+    @property
+    def asks_by_results(self) -> bool:
+        """Whether a trial's values depend on results of earlier ones."""
+        return self.sampler != "random"
+
+    def generation_of(self, trial: int) -> range:
+        """The trials that compete with this one, itself included."""
+        first = trial - trial % self.generation
+        return range(first, min(first + self.generation, self.num_trials))
+
+
+@dataclass(frozen=True)
+class Study:
+    """Settings and space, in a directory."""
+
+    path: Path
+    settings: Settings
+    space: Space
+
+    def run_dir(self, trial: int) -> Path:
+        """A trial is a run."""
+        return self.path / "trials" / f"{trial:05d}"
+
+
+def problems(settings: Settings) -> list[Problem]:
+    """Numbers that make no study."""
+    found = []
+    for flag, value in (
+        ("--trials", settings.num_trials),
+        ("--nproc-per-trial", settings.processes_per_trial),
+        ("--generation", settings.generation),
+    ):
+        if value < 1:
+            found.append(Problem(flag, "must be at least 1", f"{flag} 8", value))
+    if settings.factor < 2:
+        found.append(Problem("--factor", "must be at least 2", "--factor 3", settings.factor))
+    rungs = settings.rungs
+    if any(step < 1 for step in rungs) or list(rungs) != sorted(set(rungs)):
+        shown = ",".join(map(str, rungs))
+        found.append(Problem("--rungs", "must be steps that rise", "--rungs 20,60", shown))
+    if rungs and settings.generation < settings.factor:
+        rule = f"of {settings.generation} trials none is one of {settings.factor}"
+        found.append(Problem("--generation", rule, "a larger one", settings.generation))
+    return found
+
+
+def open_study(path: Path, settings: Settings, space: Space) -> Study:
+    """Write a new study down, or see that the one that is there is this one."""
+    if found := problems(settings):
+        raise ConfigError(found)
+    if (path / FILE).exists():
+        before = load_study(path)
+        _refuse_changes(before, settings, space)
+    study = Study(path, settings, space)
+    document = {"settings": dataclasses.asdict(settings), "space": space.as_dict()}
+    write_whole(path / FILE, json.dumps(document, indent=2) + "\n", sync=True)
+    return study
+
+
+def load_study(path: Path) -> Study:
+    """The study in a directory."""
+    file = path / FILE
+    try:
+        document = read_json(file)
+        settings = TypeAdapter(Settings).validate_python(document["settings"])
+        return Study(path, settings, from_dict(document["space"]))
+    except FileNotFoundError:
+        rule, remedy = f"holds no study (no {FILE})", "drivetrain tune SCRIPT --space … makes one"
+        raise ConfigError([Problem("STUDY", rule, remedy, str(path))]) from None
+    except (ValidationError, KeyError, TypeError, ConfigError) as error:
+        raise DamagedRun(f"{file}: not a study ({' '.join(str(error).split())[:200]})") from None
+
+
+def _refuse_changes(before: Study, settings: Settings, space: Space) -> None:
+    old, new = _flat(before.settings, before.space), _flat(settings, space)
+    found = [
+        Problem(
+            key, f"was {old[key]!r} when the study began", "another --study, or as it was", new[key]
+        )
+        for key in old
+        if old[key] != new[key] and key != "num_trials"
+    ]
+    had = before.settings.num_trials
+    if settings.num_trials < had:
+        found.append(
+            Problem("--trials", f"the study has {had}", "more, or as many", settings.num_trials)
+        )
+    elif settings.num_trials > had and had % settings.generation:
+        rule = f"the study's {had} trials end within a generation, which has been judged as it is"
+        remedy = f"another --study; {settings.generation} trials make a generation"
+        found.append(Problem("--trials", rule, remedy, settings.num_trials))
+    if found:
+        raise ConfigError(found)
+
+
+def _flat(settings: Settings, space: Space) -> Mapping[str, Any]:
+    values = dataclasses.asdict(settings)
+    return {**values, "space": json.dumps(space.as_dict())}

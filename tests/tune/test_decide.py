@@ -1,0 +1,194 @@
+"""Decisions are a function of results: whoever was first, and however often the driver died."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.core.errors import ConfigError, DamagedRun
+from drivetrain.tune import decide, sampling
+from drivetrain.tune.journal import Ended, Journal, Promoted, State, read_journal
+from drivetrain.tune.settings import Settings, Study, load_study, open_study
+from drivetrain.tune.space import Choice, Float, Int, Space
+
+pytest.importorskip("optuna")
+
+SPACE = Space(
+    {
+        "optimization.learning_rate": Float(1e-4, 1e-1, log=True),
+        "optimization.warmup_steps": Int(0, 9),
+        "optimization.optimizer": Choice(("adamw", "sgd")),
+        "optimization.momentum": Float(0.0, 0.9, when={"optimization.optimizer": ("sgd",)}),
+    },
+    ("optimization.warmup_steps != 3",),
+)
+
+
+def study(tmp_path: Path, **changes: Any) -> Study:
+    given: dict[str, Any] = {"num_trials": 12, "generation": 4, "rungs": (2, 4), "factor": 2}
+    return open_study(tmp_path, Settings("train.py", (), **{**given, **changes}), SPACE)
+
+
+def objective(made: Study, work: decide.Work, state: State) -> Ended:
+    """What a run would have come to: a function of its values and its steps."""
+    values = state.asked[work.trial].values
+    rate, warmup = values["optimization.learning_rate"], values["optimization.warmup_steps"]
+    assert isinstance(rate, float)
+    assert isinstance(warmup, int)
+    if work.trial % 5 == 4:
+        return Ended(work.trial, work.rung, "not_finite", reason="nan")
+    value = abs(rate - 0.01) + warmup / 100 / (work.rung + 1)
+    return Ended(work.trial, work.rung, "done", (work.rung + 1) * 2, value)
+
+
+def search(made: Study, num_workers: int, seed: int, kills: int = 0) -> State:
+    """Workers end in any order; now and then the driver forgets everything but its journal."""
+    rng = random.Random(seed)  # noqa: S311
+    journal, running = Journal(made.path), set[decide.Work]()
+    while True:
+        if kills and rng.random() < 0.2:
+            kills, running, journal = kills - 1, set(), Journal(made.path)
+        state = journal.state
+        if made.settings.schedule == "eager":
+            for work in decide.newly_promoted(made.settings, state):
+                journal.write(Promoted(work.trial, work.rung))
+        for work in decide.ready(made.settings, state):
+            if len(running) < num_workers:
+                running.add(work)
+        if len(running) < num_workers and decide.next_trial(made.settings, state) is not None:
+            journal.write(sampling.ask(made, state))
+            continue
+        if not running:
+            return state
+        work = rng.choice(sorted(running))
+        running.remove(work)
+        journal.write(objective(made, work, state))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_the_same_study_on_any_number_of_workers_and_after_kills(
+    tmp_path: Path, sampler: str
+) -> None:
+    ends = []
+    for number, (workers, kills) in enumerate([(1, 0), (2, 0), (3, 0), (8, 0), (3, 10)]):
+        made = study(tmp_path / str(number), sampler=sampler, num_trials=24)
+        state = search(made, workers, seed=number, kills=kills)
+        best = decide.winner(made.settings, state)
+        ends.append((state.asked, dict(sorted(state.ended.items())), best))
+    assert len(ends[0][0]) == 24
+    assert ends[0][2] is not None
+    assert ends[0][2].rung == 2
+    assert all(end == ends[0] for end in ends)
+
+
+def test_an_eager_study_comes_to_its_end(tmp_path: Path) -> None:
+    made = study(tmp_path, schedule="eager")
+    state = search(made, 3, seed=1, kills=3)
+    assert len(state.asked) == 12
+    assert all(decide.is_over(made.settings, state, trial) for trial in range(12))
+    assert {rung for _, rung in state.ended} == {0, 1, 2}
+
+
+def test_tpe_goes_by_results(tmp_path: Path) -> None:
+    """Else the test above would show nothing: after ten results it no longer asks at random."""
+    ends = []
+    for sign in (1, -1):
+        made = study(tmp_path / str(sign), num_trials=16, rungs=(), generation=4)
+        journal = Journal(made.path)
+        while decide.next_trial(made.settings, journal.state) is not None:
+            journal.write(sampling.ask(made, journal.state))
+            for work in decide.ready(made.settings, journal.state):
+                end = objective(made, work, journal.state)
+                value = None if end.value is None else sign * end.value
+                journal.write(Ended(end.trial, end.rung, end.outcome, end.step, value))
+        ends.append([asked.values for asked in journal.state.asked])
+    assert ends[0][:8] == ends[1][:8]
+    assert ends[0][12:] != ends[1][12:]
+
+
+def test_promotions(tmp_path: Path) -> None:
+    made = study(tmp_path, num_trials=6, generation=4, factor=2, rungs=(2, 4), sampler="random")
+    state = State()
+    for _ in range(6):
+        state.take(sampling.ask(made, state))
+    for trial, value in ((1, 0.5), (2, 0.1), (3, 0.1)):
+        state.take(Ended(trial, 0, "done", 2, value))
+    assert decide.promoted(made.settings, state, 1, 0) is None, "trial 0 is not there yet"
+    assert decide.ready(made.settings, state)[0] == decide.Work(0, 0)
+    state.take(Ended(0, 0, "failed"))
+    assert decide.promoted(made.settings, state, 1, 0) == {2, 3}
+    assert decide.Work(2, 1) in decide.ready(made.settings, state)
+    assert decide.is_over(made.settings, state, 1)
+    state.take(Ended(3, 1, "done", 4, 0.1))
+    state.take(Ended(2, 1, "done", 4, 0.1))
+    assert decide.promoted(made.settings, state, 2, 1) == {2}, "equals go by their number"
+
+
+def test_values_keep_constraints_and_conditions(tmp_path: Path) -> None:
+    made, state = study(tmp_path, sampler="random", num_trials=40), State()
+    for _ in range(40):
+        state.take(sampling.ask(made, state))
+    for asked in state.asked:
+        assert asked.values["optimization.warmup_steps"] != 3
+        is_sgd = asked.values["optimization.optimizer"] == "sgd"
+        assert ("optimization.momentum" in asked.values) == is_sgd
+    impossible = Study(tmp_path, made.settings, Space(dict(SPACE.parameters), ("seed > 2",) * 0))
+    narrow = Space({"optimization.warmup_steps": Int(3, 3)}, SPACE.constraints)
+    with pytest.raises(ConfigError, match="100 draws"):
+        sampling.ask(Study(tmp_path, impossible.settings, narrow), State())
+
+
+def test_a_study_may_grow_but_not_change(tmp_path: Path) -> None:
+    made = study(tmp_path)
+    assert load_study(tmp_path) == made
+    study(tmp_path, num_trials=16)
+    for changes, said in (
+        ({"num_trials": 12}, "the study has 16"),
+        ({"num_trials": 16, "seed": 1}, "seed = 1: was 0"),
+        ({"num_trials": 16, "rungs": (3,)}, "rungs"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            study(tmp_path, **changes)
+    study(tmp_path, num_trials=18)
+    with pytest.raises(ConfigError, match="within a generation"):
+        study(tmp_path, num_trials=20)
+
+
+def test_a_torn_line_is_cut_off_and_a_wrong_one_is_said(tmp_path: Path) -> None:
+    made = study(tmp_path)
+    journal = Journal(tmp_path)
+    journal.write(sampling.ask(made, journal.state))
+    journal.write(Ended(0, 0, "done", 2, 0.25))
+    path = tmp_path / "journal.jsonl"
+    good = path.read_bytes()
+    path.write_bytes(good + b'{"kind": "ended", "tri')
+    assert read_journal(tmp_path).ended[0, 0].value == 0.25
+    assert path.read_bytes() != good
+    journal = Journal(tmp_path)
+    assert path.read_bytes() == good
+    for wrong in ({"kind": "ended", "trial": 7, "rung": 0, "outcome": "done"}, {"kind": "x"}, 3):
+        path.write_bytes(good + json.dumps(wrong).encode() + b"\n")
+        with pytest.raises(DamagedRun, match="line 3"):
+            read_journal(tmp_path)
+
+
+def test_optuna_reads_the_mirror(tmp_path: Path) -> None:
+    import optuna
+
+    made = study(tmp_path, sampler="random")
+    state = search(made, 2, seed=0)
+    for _ in range(2):  # the second finds all of it there
+        sampling.Mirror(made).catch_up(state)
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / sampling.MIRROR))
+    )
+    read = optuna.load_study(study_name=tmp_path.name, storage=storage)
+    best = decide.winner(made.settings, state)
+    assert best is not None
+    assert len(read.trials) == 12
+    assert read.trials[best.trial].value == best.value
+    assert {trial.state.name for trial in read.trials} == {"COMPLETE", "PRUNED", "FAIL"}
