@@ -1,0 +1,208 @@
+"""Studies of real runs: killed, adopted, paused and promoted, with one result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.core.errors import ConfigError
+from drivetrain.launch.target import State as JobState
+from drivetrain.launch.target import Status
+from drivetrain.launch.targets.local import Local
+from drivetrain.tune import decide
+from drivetrain.tune.decide import Work
+from drivetrain.tune.journal import Asked, read_journal
+from drivetrain.tune.settings import Settings, Study, load_study, open_study
+from drivetrain.tune.space import Choice, Space
+from drivetrain.tune.trial_run import Runner
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "tests/scripts/tuned.py")
+SPACE = """
+parameters:
+  optimization.learning_rate: [0.3, 0.03, 0.003, 1e30]
+  seed: [1, 2, 3]
+"""
+
+
+def command(study: Path, *flags: str) -> list[str]:
+    space = study.parent / "space.yaml"
+    space.write_text(SPACE)
+    words = ["tune", SCRIPT, "--space", str(space), "--study", str(study), *flags]
+    return [sys.executable, "-m", "drivetrain", *words]
+
+
+def tune(study: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    words = command(study, *flags)
+    return subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
+
+
+def winner_of(path: Path) -> tuple[Any, str]:
+    study = load_study(path)
+    best = decide.winner(study.settings, read_journal(path))
+    assert best is not None
+    weights = study.run_dir(best.trial) / "checkpoints/weights.pt"
+    tensors = torch.load(weights, weights_only=True)
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].numpy().tobytes())
+    return best, digest.hexdigest()
+
+
+def facts_of(path: Path) -> tuple[Any, Any]:
+    state = read_journal(path)
+    return state.asked, sorted(
+        (e.trial, e.rung, e.outcome, e.step, e.value) for e in state.ended.values()
+    )
+
+
+def wait_until(what: Any, limit_s: float = 120.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def lock_holder(path: Path) -> int:
+    return int(path.read_text().split()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_winner_on_one_worker_and_on_two_with_kills(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    flags = ("--trials", "3", "--generation", "3", "--rungs", "4", "--sampler", "random")
+    flags += ("--seed", "5")
+    calm, rough = tmp_path / "calm", tmp_path / "rough"
+    done = tune(calm, *flags)
+    assert done.returncode == 0, done.stderr
+
+    # the driver dies when two trials have begun; both run on
+    words = command(rough, *flags, "--parallel-trials", "2")
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: (rough / "trials/00001/job.json").exists())
+    driver.kill()
+    driver.wait()
+    # and one of the trials' own processes is killed: the whole run of it
+    coordinator = rough / "trials/00001/conductor.lock"
+    os.kill(lock_holder(coordinator), signal.SIGKILL)
+    done = tune(rough, *flags, "--parallel-trials", "2")
+    assert done.returncode == 0, done.stderr
+    assert "adopted" in done.stdout
+    assert "interrupted; resuming it" in done.stdout
+
+    assert facts_of(calm) == facts_of(rough)
+    assert winner_of(calm) == winner_of(rough)
+    asked, ended = facts_of(calm)
+    assert {outcome for _, _, outcome, _, _ in ended} == {"done", "not_finite"}
+    assert [(rung, step) for _, rung, _, step, _ in ended if rung] == [(1, 12)]
+    best, weights = winner_of(calm)
+
+    # the winner alone, never paused: the same bits
+    words = [f"{key}={value}" for key, value in asked[best.trial].values.items()]
+    train = [sys.executable, "-m", "drivetrain", "train", "--run-dir", str(tmp_path / "alone")]
+    subprocess.run([*train, SCRIPT, *words], check=True, capture_output=True, timeout=200)
+    alone = torch.load(tmp_path / "alone/checkpoints/weights.pt", weights_only=True)
+    digest = hashlib.sha256()
+    for name in sorted(alone):
+        digest.update(alone[name].numpy().tobytes())
+    assert digest.hexdigest() == weights
+
+
+def runner(tmp_path: Path, **changes: Any) -> Runner:
+    space = Space({"seed": Choice((1, 2))})
+    settings = Settings(SCRIPT, ("a.b=c",), num_trials=2, **changes)
+    study: Study = open_study(tmp_path / "study", settings, space)
+    return Runner(study, Local(), str(tmp_path))
+
+
+def test_a_rung_is_a_stop_and_the_last_is_the_runs_own_end(tmp_path: Path) -> None:
+    made = runner(tmp_path, rungs=(4, 8), processes_per_trial=2)
+    words = [made.job(Asked(1, {"seed": 2}), rung).script_args for rung in range(3)]
+    assert words[0] == ("a.b=c", "seed=2", "stop_at_step=4")
+    assert words[1] == ("a.b=c", "seed=2", "stop_at_step=8")
+    assert words[2] == ("a.b=c", "seed=2")
+    assert made.job(Asked(1, {"seed": 2}), 0).processes_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "outcome"),
+    [
+        (JobState.FAILED, 6, "not_finite"),
+        (JobState.FAILED, 2, "failed"),
+        (JobState.FAILED, 1, "failed"),
+        (JobState.FAILED, 137, None),
+        (JobState.FAILED, -9, None),
+        (JobState.FAILED, None, None),
+        (JobState.STOPPED, 75, None),
+    ],
+)
+def test_what_becomes_of_a_job_that_did_not_finish(
+    tmp_path: Path, state: JobState, code: int | None, outcome: str | None
+) -> None:
+    made = runner(tmp_path)
+    end = made.result(Work(0, 0), Status(state, "words", exit_code=code), 0)
+    assert (end and end.outcome) == outcome
+    assert end is None or end.reason == "words"
+
+
+def test_a_trial_whose_supervisor_is_killed_again_and_again_has_failed(tmp_path: Path) -> None:
+    made = runner(tmp_path, max_restarts=2)
+    status = Status(JobState.FAILED, "exit code 137", exit_code=137)
+    ends = [made.result(Work(0, 0), status, resumed) for resumed in range(3)]
+    assert ends[:2] == [None, None]
+    assert ends[2] is not None
+    assert ends[2].outcome == "failed"
+
+
+def recorded(run_dir: Path, values: list[tuple[int, float]]) -> None:
+    events = run_dir / "events/00000.jsonl"
+    events.parent.mkdir(parents=True)
+    lines = [
+        {"kind": "scalars", "step": step, "time_s": 1.0 + step, "values": {"val/loss": value}}
+        for step, value in values
+    ]
+    events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
+    made, finished = runner(tmp_path), Status(JobState.FINISHED, exit_code=0)
+    recorded(made.study.run_dir(0), [(4, 0.5), (8, 0.1), (4, 0.7)])  # the last: done again
+    end = made.result(Work(0, 0), finished, 0)
+    assert end is not None
+    assert (end.outcome, end.step, end.value) == ("done", 8, 0.1)
+    other = Runner(runner(tmp_path / "b", metric="accuracy").study, Local(), "")
+    recorded(other.study.run_dir(0), [(4, 0.5)])
+    end = other.result(Work(0, 0), finished, 0)
+    assert end is not None
+    assert end.reason == "no evaluation has val/accuracy (there: val/loss)"
+
+
+def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from drivetrain.cli.tune import run, settings_from
+
+    values = {"script": SCRIPT, "script_args": (), "num_trials": 2, "rungs": "4,x"}
+    with pytest.raises(ConfigError, match="--rungs = 4,x: not steps"):
+        settings_from(values)
+    with pytest.raises(ConfigError, match=r"--sampler = cma: input should be 'tpe'"):
+        settings_from({**values, "rungs": "", "sampler": "cma"})
+    space = tmp_path / "space.yaml"
+    space.write_text("parameters: {optimization.lr: [0.1]}")
+    good = settings_from({**values, "rungs": ""})
+    study = str(tmp_path / "study")
+    with pytest.raises(ConfigError, match="optimization.lr"):
+        run(good, str(space), study, 1, "local")
+    with pytest.raises(ConfigError, match="--on = slurm"):
+        run(good, str(space), study, 1, "slurm")
+    assert not Path(study).exists()
