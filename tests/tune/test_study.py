@@ -78,8 +78,35 @@ def lock_holder(path: Path) -> int:
 
 
 @pytest.mark.slow
+def test_a_trial_that_outlives_its_driver_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("TUNED_SLEEP_S", "0.2")
+    study = tmp_path / "study"
+    flags = ("--trials", "1", "--seed", "5")
+    words = command(study, *flags)
+    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until((study / "trials/00000/job.json").exists)
+    driver.kill()
+    driver.wait()
+    second = subprocess.Popen(command(study, *flags), stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: (study / "driver.lock").read_text().endswith(f" {second.pid}"))
+    third = tune(study, *flags)
+    assert third.returncode == 2
+    assert f"is being driven by process {second.pid}" in third.stderr
+    said, _ = second.communicate(timeout=200)
+    assert "trial 0: still running; adopted" in said
+    assert (second.returncode, len(facts_of(study)[1])) == (0, 1)
+    assert len(list((study / "trials/00000/attempts").iterdir())) == 1, "it was not started again"
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_same_winner_on_one_worker_and_on_two_with_kills(tmp_path: Path) -> None:
+def test_the_same_winner_on_one_worker_and_on_two_with_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("optuna")
     flags = ("--trials", "3", "--generation", "3", "--rungs", "4", "--sampler", "random")
     flags += ("--seed", "5")
@@ -87,19 +114,22 @@ def test_the_same_winner_on_one_worker_and_on_two_with_kills(tmp_path: Path) -> 
     done = tune(calm, *flags)
     assert done.returncode == 0, done.stderr
 
-    # the driver dies when two trials have begun; both run on
+    # a trial is killed while it trains, and while it starts; then the driver, and trials run on
+    monkeypatch.setenv("TUNED_SLEEP_S", "0.3")
     words = command(rough, *flags, "--parallel-trials", "2")
-    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (rough / "trials/00001/job.json").exists())
+    output = tmp_path / "said.txt"
+    with output.open("w") as file:
+        driver = subprocess.Popen(words, stdout=file, stderr=file)
+    first, second = rough / "trials/00000", rough / "trials/00001"
+    wait_until((second / "job.json").exists)
+    os.kill(lock_holder(second / "conductor.lock"), signal.SIGKILL)
+    wait_until(lambda: (first / "checkpoints").exists() and any(first.glob("checkpoints/step-*")))
+    os.kill(lock_holder(first / "conductor.lock"), signal.SIGKILL)
+    wait_until(lambda: output.read_text().count("interrupted; resuming it") == 2)
     driver.kill()
     driver.wait()
-    # and one of the trials' own processes is killed: the whole run of it
-    coordinator = rough / "trials/00001/conductor.lock"
-    os.kill(lock_holder(coordinator), signal.SIGKILL)
     done = tune(rough, *flags, "--parallel-trials", "2")
     assert done.returncode == 0, done.stderr
-    assert "adopted" in done.stdout
-    assert "interrupted; resuming it" in done.stdout
 
     assert facts_of(calm) == facts_of(rough)
     assert winner_of(calm) == winner_of(rough)

@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drivetrain.cli.say import hand_on, say
+from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.requirements import require
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.target import target_type
 from drivetrain.tune import decide, rows
-from drivetrain.tune.driver import Driver
+from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import read_journal
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import FILE, Settings, Study, load_study, open_study
@@ -49,6 +50,7 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
         raise ConfigError([Problem("--on", rule, remedy, on)])
     if num_parallel < 1:
         raise ConfigError([Problem("--parallel-trials", "must be at least 1", "1", num_parallel)])
+    _refuse_shared_devices(num_parallel)
     if not Path(settings.script).is_file():
         rule, remedy = "no such file", "give the path of your script"
         raise ConfigError([Problem("SCRIPT", rule, remedy, settings.script)])
@@ -56,12 +58,25 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     study = open_study(Path(path), settings, read_space(space))
     runner = Runner(study, target_type(on)(), str(Path.cwd()))
     try:
-        Driver(study, runner, num_parallel, _say_now).run()
+        best = Driver(study, runner, num_parallel, _say_now).run()
     except KeyboardInterrupt:
         say("trials that run go on by themselves; the same command adopts them", err=True)
         say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)
         sys.exit(130)
     show(path, None)
+    if best is None:
+        raise DrivetrainError("no trial has come to a value")
+
+
+def _refuse_shared_devices(num_parallel: int) -> None:
+    if num_parallel == 1:
+        return
+    from drivetrain.parallel.accelerator import num_devices  # torch, and only then
+
+    if num_devices() > 0:
+        rule = "trials at a time would all take this machine's first devices"
+        remedy = "--parallel-trials 1, with as many ranks as there are devices"
+        raise ConfigError([Problem("--parallel-trials", rule, remedy, num_parallel)])
 
 
 def _say_now(text: str) -> None:
@@ -72,6 +87,9 @@ def _say_now(text: str) -> None:
 def stop(path: str) -> None:
     """Ask every trial that runs to save and stop."""
     study = load_study(Path(path))
+    if (driver := locks.holder(study.path / LOCK)) is not None:
+        rule = f"process {driver[1]} on {driver[0]} drives it, and would resume them"
+        raise ConfigError([Problem("STUDY", rule, "end that process first (Ctrl-C)", path)])
     state = read_journal(study.path)
     asked = 0
     for work in decide.ready(study.settings, state):

@@ -38,7 +38,7 @@ from drivetrain.supervise.processes.worker import PARENT
 # Checkpoints need no lock, since attempts fence each other off; but two launchers would take the
 # run from each other for ever. The nodes of one run share the lock; a launcher alone has it alone.
 
-_FILE = "launcher.lock"
+LOCK = "launcher.lock"
 _LEASE_S = 120.0
 """After so long a file server has freed the locks of a host that is gone (NFS 4: 90 s)."""
 _POLL_S = 1.0
@@ -52,7 +52,7 @@ def only_launcher(argv: Sequence[str]) -> Iterator[None]:
         yield
         return
     directory, alone = found
-    path = RunDirectory.at(directory).path / _FILE
+    path = RunDirectory.at(directory).path / LOCK
     try:
         lock = _taken(path, shared=not alone)
     except EnvironmentProblem as error:

@@ -18,8 +18,10 @@ from drivetrain.tune.journal import Ended, Journal, Promoted
 from drivetrain.tune.settings import Study
 from drivetrain.tune.trial_run import MOST_RESUMES, Runner
 
-_LOCK = "driver.lock"
+LOCK = "driver.lock"
 _POLL_S = 0.2
+_SETTLE_S = 3.0
+"""A launcher that was just being started when its job was killed has its lock, or is gone."""
 
 
 @dataclass
@@ -32,13 +34,15 @@ class Driver:
     say: Callable[[str], None] = lambda _: None
     _running: dict[Work, int] = field(default_factory=dict)
     """How often each was resumed here."""
+    _lost_s: dict[Work, float] = field(default_factory=dict)
+    """When it was seen that a job was gone before its end."""
 
     def run(self) -> Ended | None:
         """The winner, once nothing is left to do."""
         self.study.path.mkdir(parents=True, exist_ok=True)
-        lock = locks.hold(self.study.path / _LOCK)
+        lock = locks.hold(self.study.path / LOCK)
         if lock is None:
-            host, pid = locks.last_holder(self.study.path / _LOCK) or ("", 0)
+            host, pid = locks.last_holder(self.study.path / LOCK) or ("", 0)
             rule = f"is being driven by process {pid} on {host}"
             remedy = "wait for it, stop it, or give another directory"
             raise ConfigError([Problem("--study", rule, remedy, str(self.study.path))])
@@ -48,6 +52,7 @@ class Driver:
     def _run(self) -> Ended | None:
         journal, settings = Journal(self.study.path), self.study.settings
         mirror = sampling.Mirror(self.study)
+        self._refuse_hopeless(journal)
         self._adopt(journal)
         while True:
             mirror.catch_up(journal.state)
@@ -109,6 +114,11 @@ class Driver:
         return False
 
     def _resume(self, work: Work, journal: Journal) -> None:
+        """Once nothing of it is left: a launcher that still runs would refuse another."""
+        lost_s = self._lost_s.setdefault(work, time.monotonic())
+        if time.monotonic() - lost_s < _SETTLE_S or self.runner.is_leaving(work.trial):
+            return
+        del self._lost_s[work]
         self._running[work] += 1
         if self._running[work] > MOST_RESUMES:
             raise DrivetrainError(
@@ -129,6 +139,6 @@ class Driver:
         """A first generation of which nothing came is a mistake in the script or the space."""
         settings, state = self.study.settings, journal.state
         first = [state.ended.get((trial, 0)) for trial in settings.generation_of(0)]
-        if len(state.ended) == len(first) and all(e and e.outcome == "failed" for e in first):
+        if all(each is not None and each.outcome == "failed" for each in first):
             reason = first[0].reason if first[0] else ""
             raise DrivetrainError(f"all of the first {len(first)} trials failed: {reason}")

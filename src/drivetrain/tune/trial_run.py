@@ -16,8 +16,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.core import locks
 from drivetrain.core.errors import DrivetrainError, NonFiniteLoss
 from drivetrain.launch import submission
+from drivetrain.launch.guardian import LOCK
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status, Target
@@ -73,9 +75,9 @@ class Runner:
         Path(job.run_dir).mkdir(parents=True, exist_ok=True)
         submission.submit(self.target, job)
 
-    def stop(self, trial: int) -> None:
-        """Ask it to save and end; the study can be resumed."""
-        submission.stop(self.study.run_dir(trial))
+    def is_leaving(self, trial: int) -> bool:
+        """Whether its ranks are still about to save and end, though its job is over."""
+        return locks.holder(self.study.run_dir(trial) / LOCK) is not None
 
     def result(self, work: Work, status: Status, num_resumed: int) -> Ended | None:
         """What a job that is over has come to; None when it should be resumed."""
