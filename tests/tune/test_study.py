@@ -108,8 +108,18 @@ def test_the_same_winner_on_one_worker_and_on_two_with_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
-    flags = ("--trials", "3", "--generation", "3", "--rungs", "4", "--sampler", "random")
-    flags += ("--seed", "5")
+    flags = (
+        "--trials",
+        "3",
+        "--generation",
+        "3",
+        "--rungs",
+        "4",
+        "--sampler",
+        "random",
+        "--seed",
+        "5",
+    )
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     done = tune(calm, *flags)
     assert done.returncode == 0, done.stderr

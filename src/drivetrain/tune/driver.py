@@ -84,6 +84,9 @@ class Driver:
                 self._running[work] = 0
                 asked = state.asked[work.trial]
                 if self.runner.status(asked, work.rung) is None:  # else it has ended unseen
+                    if work.rung > 0:
+                        step = settings.rungs[work.rung - 1]
+                        self.say(f"trial {work.trial}: among the best at step {step}; goes on")
                     self.runner.start(asked, work.rung)
                 return True
         if decide.next_trial(settings, state) is None:

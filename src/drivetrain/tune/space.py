@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from drivetrain.config.keys import leaf_keys
 from drivetrain.config.load import value_problems
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.errors import ConfigError, Problem
@@ -207,7 +208,7 @@ def _problems(space: Space) -> Iterator[Problem]:
     before: set[str] = set()
     for key, parameter in space.parameters.items():
         yield from _range_problems(key, parameter)
-        for value in parameter.ends:
+        for value in parameter.ends if key in leaf_keys() else parameter.ends[:1]:
             yield from value_problems({key: value})
         yield from _when_problems(space, key, parameter, before)
         before.add(key)
