@@ -83,6 +83,8 @@ def _suggested(space: Space, trial: Any) -> dict[str, Scalar]:
 
 def _earlier(study: Study, state: State, trial: int) -> list[Any]:
     """The trials before this one: with their result where the schedule lets it be known."""
+    if not study.settings.asks_by_results:
+        return []
     known = decide.told(study.settings, trial)
     return [as_optuna(study, state, each, is_known=each in known) for each in range(trial)]
 
