@@ -69,7 +69,7 @@ def search(made: Study, num_workers: int, seed: int, kills: int = 0) -> State:
         journal.write(objective(made, work, state))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
 def test_the_same_study_on_any_number_of_workers_and_after_kills(
     tmp_path: Path, sampler: str
 ) -> None:

@@ -246,3 +246,12 @@ def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--on = slurm"):
         run(good, str(space), study, 1, "slurm")
     assert not Path(study).exists()
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drivetrain.cli.tune import run
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"pip install 'drivetrain\[tune\]'"):
+        run(Settings(SCRIPT, (), num_trials=1), "space.yaml", str(tmp_path / "study"), 1, "local")
+    assert not (tmp_path / "study").exists()
