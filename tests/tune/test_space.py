@@ -81,6 +81,24 @@ def test_wrong_spaces_are_refused(parameters: dict[str, object], said: str) -> N
         from_dict({"parameters": parameters})
 
 
+def test_whole_ends_of_a_number_that_need_not_be_whole() -> None:
+    """They were taken for whole numbers, and only 0 and 1 were ever tried."""
+    ends = {"low": 0, "high": 1}
+    space = from_dict(
+        {
+            "parameters": {
+                "optimization.weight_decay": ends,
+                "optimization.max_grad_norm": {"low": 1, "high": 4},
+                "optimization.warmup_steps": ends,
+                "optimization.min_lr_ratio": {**ends, "type": "int"},
+            }
+        }
+    )
+    kinds = [type(parameter) for parameter in space.parameters.values()]
+    assert kinds == [Float, Float, Int, Int]
+    assert from_dict(space.as_dict()) == space
+
+
 def test_all_problems_in_one_answer() -> None:
     with pytest.raises(ConfigError) as caught:
         Space({"seeed": Choice((1,)), "optimization.learning_rate": Float(-1.0, -2.0)}, ("a +",))

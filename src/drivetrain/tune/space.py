@@ -18,11 +18,11 @@ import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
-from drivetrain.config.keys import leaf_keys
+from drivetrain.config.keys import leaf_keys, walk_fields
 from drivetrain.config.load import value_problems
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.errors import ConfigError, Problem
@@ -143,7 +143,7 @@ def from_dict(document: Any) -> Space:
     problems: list[Problem] = []
     for key, said in document["parameters"].items():
         try:
-            parameters[str(key)] = _parameter(said)
+            parameters[str(key)] = _parameter(str(key), said)
         except ValueError as error:
             remedy = "{low: …, high: …}, with log, step and when; or a list of values"
             problems.append(Problem(str(key), str(error), remedy, str(said)))
@@ -152,7 +152,13 @@ def from_dict(document: Any) -> Space:
     return Space(parameters, tuple(constraints))
 
 
-def _parameter(said: Any) -> Parameter:
+def _takes_fractions(key: str) -> bool:
+    """Whether the schema has a number there that need not be whole."""
+    field = dict(walk_fields()).get(key)
+    return field is not None and float in (field.annotation, *get_args(field.annotation))
+
+
+def _parameter(key: str, said: Any) -> Parameter:
     if isinstance(said, Parameter):
         return said
     if isinstance(said, list):
@@ -172,7 +178,9 @@ def _parameter(said: Any) -> Parameter:
     low, high = _number(said["low"]), _number(said["high"])
     step = None if said.get("step") is None else _number(said["step"])
     is_whole = all(isinstance(each, int) for each in (low, high, step or 1))
-    if said.get("type", "int" if is_whole else "float") == "int":
+    # {low: 0, high: 1} of a weight decay is a range, not two values
+    kind = "int" if is_whole and not _takes_fractions(key) else "float"
+    if said.get("type", kind) == "int":
         if not is_whole:
             raise ValueError("is of whole numbers, and low, high or step is none")
         return Int(int(low), int(high), bool(said.get("log")), int(step or 1), when)
