@@ -178,14 +178,13 @@ def test_a_torn_line_is_cut_off_and_a_wrong_one_is_said(tmp_path: Path) -> None:
 
 def test_optuna_reads_the_mirror(tmp_path: Path) -> None:
     import optuna
+    from optuna.storages.journal import JournalFileBackend
 
     made = study(tmp_path, sampler="random")
     state = search(made, 2, seed=0)
     for _ in range(2):  # the second finds all of it there
         sampling.Mirror(made).catch_up(state)
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / sampling.MIRROR))
-    )
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / sampling.MIRROR)))
     read = optuna.load_study(study_name=tmp_path.name, storage=storage)
     best = decide.winner(made.settings, state)
     assert best is not None
