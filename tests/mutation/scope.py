@@ -73,6 +73,7 @@ GROUPS = {
                     ),
                     *("stopping", "trained_only", "export_memory", "pretrained", "whose_run"),
                     "small_parts",
+                    "stream_parts",
                 )
             ),
             "tests/resume",

@@ -21,7 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint.checkpointer import Checkpointer
 from drivetrain.checkpoint.interval import MOST_BETWEEN_SAVES_S, Interval, best_interval
+from drivetrain.checkpoint.locate import locate
 from drivetrain.checkpoint.manifest import (
     NAME,
     DamagedCheckpoint,
@@ -34,8 +36,12 @@ from drivetrain.checkpoint.manifest import (
 from drivetrain.checkpoint.retention import outdated
 from drivetrain.checkpoint.state import pack, unpack
 from drivetrain.checkpoint.storage import LocalStorage, RemoteStorage, Storage, storage_at
+from drivetrain.cluster.environments import Identity
 from drivetrain.config.schema import Checkpoint
-from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem
+from drivetrain.core.errors import ConfigError, DamagedRun, DrivetrainError, EnvironmentProblem
+from drivetrain.core.redaction import REMOVED
+from drivetrain.parallel.layout import Layout
+from drivetrain.parallel.world import World
 
 # Manifest
 
@@ -293,6 +299,45 @@ def test_files_larger_than_a_block_are_read_to_their_end(
 def test_what_may_go(rule: dict[str, object], gone: list[int]) -> None:
     scores = {20: 0.5, 30: 0.9, 50: 0.7}
     assert outdated([10, 30, 20, 50, 40], Checkpoint.model_validate(rule), scores) == gone
+
+
+def test_a_save_drops_what_is_outdated_or_was_replaced(tmp_path: Path) -> None:
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
+    for step in (10, 20, 30, 40):
+        commit(storage, step, 1)
+    lineage.claim_next(storage, 30)  # what attempt 1 saved at step 40 is not part of the run
+    for step in (40, 50):
+        commit(storage, step, 2)
+    rule = Checkpoint(keep_last=2, keep_best="loss")
+    identity = Identity("test", 0, 0, 1, 1, 0, "127.0.0.1", 0)
+    world = World(identity, Layout(), torch.device("cpu"), None)
+    checkpointer = Checkpointer(storage, rule, world, "ddp")
+    checkpointer.attempt, checkpointer.scores = 2, {20: 0.1, 30: 0.4, 50: 0.2}
+    checkpointer._drop_outdated()
+    left = [folder_name(step, attempt) for step, attempt in ((20, 1), (40, 2), (50, 2))]
+    assert [name for name in storage.names() if parse_folder(name)] == left
+
+
+def test_of_damaged_checkpoints_the_newest_is_named_and_a_password_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    storage = storage_at(tmp_path)
+    lineage.claim_next(storage, 0)
+    for step in (10, 20):
+        storage.remove(f"{commit(storage, step, 1)}/data-00000.bin")
+    with pytest.raises(DrivetrainError, match="^step-000000020-a1: data-00000.bin is missing"):
+        locate(str(tmp_path)).choose()
+    run = tmp_path / "run"
+    run.mkdir()
+    config = {"config": {"checkpoint": {"directory": f"s3://me:{REMOVED}@host/bucket"}}}
+    (run / "run.yaml").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as error:
+        locate(str(run))
+    assert str(error.value) == (
+        f"checkpoint.directory = s3://me:{REMOVED}@host/bucket: the password of its checkpoints' "
+        "address is not written down with the run; give the address of the checkpoints themselves"
+    )
 
 
 def test_the_best_is_the_best_of_those_that_have_a_number() -> None:

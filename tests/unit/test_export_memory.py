@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from drivetrain import ConfigError
 from drivetrain.checkpoint import lineage, tensor_index
 from drivetrain.checkpoint.export import export_weights
 from drivetrain.checkpoint.locate import locate
@@ -119,3 +120,12 @@ def test_two_exports_of_a_checkpoint_are_the_same_file(tmp_path: Path) -> None:
         export_weights(located.storage, located.choose(), tmp_path / name)
     assert (tmp_path / "one.pt").read_bytes() == (tmp_path / "other.pt").read_bytes()
     assert torch.load(tmp_path / "one.pt", weights_only=True)["weight"].shape == (64, 1024)
+
+
+def test_averages_that_were_never_saved_are_not_the_weights(tmp_path: Path) -> None:
+    save(tmp_path / "run", 4)
+    located = locate(str(tmp_path / "run"))
+    with pytest.raises(ConfigError) as error:
+        export_weights(located.storage, located.choose(), tmp_path / "weights.pt", averages=True)
+    assert str(error.value) == "--ema: step-000000001-a1 has no averages; train with the hook EMA"
+    assert not (tmp_path / "weights.pt").exists()

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.utils.data import TensorDataset
 
 from drivetrain import ConfigError
 from drivetrain.checkpoint.compare import _values
+from drivetrain.checkpoint.export import LEAST_SHARD_BYTES
 from drivetrain.checkpoint.failures import no_good_one
+from drivetrain.checkpoint.gathered import GatheredState
 from drivetrain.checkpoint.index_check import _is_within
 from drivetrain.checkpoint.state import TrainingState, plain
-from drivetrain.checkpoint.weight_files import Tensor, WeightFile, index_of, split
+from drivetrain.checkpoint.weight_files import (
+    MAX_SHARD_BYTES,
+    Tensor,
+    WeightFile,
+    index_of,
+    split,
+)
+from drivetrain.checkpoint.whole_tensors import WholeTensors
+from drivetrain.checkpoint.zip_sums import set_sums
 from drivetrain.config.schema import Data
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import PlannedOrder
@@ -110,3 +131,108 @@ def test_a_loader_is_asked_for_so_many_micro_batches() -> None:
     plan = BatchPlan(8, 2, 2, 40)
     order = PlannedOrder(plan, 0, range(3))
     assert len(order) == len(list(order)) == 6
+
+
+def test_sizes_of_weight_files() -> None:
+    """What people who move them about go by; docs/checkpoints.md and docs/exports.md have them."""
+    assert (LEAST_SHARD_BYTES, MAX_SHARD_BYTES) == (1_000_000_000, 5_000_000_000)
+
+
+class Pieces:
+    """Reads pieces of one tensor, and counts how often."""
+
+    def __init__(self, whole: torch.Tensor, sizes: dict[tuple[int, int], tuple[int, int]]) -> None:
+        self.whole, self.sizes = whole, sizes
+        self.num_read = 0
+
+    def tensor(self, index: MetadataIndex) -> torch.Tensor:
+        self.num_read += 1
+        assert index.offset is not None
+        row, column = index.offset
+        rows, columns = self.sizes[row, column]
+        return self.whole[row : row + rows, column : column + columns].clone()
+
+    def stream(self, index: MetadataIndex) -> list[bytes]:
+        return [self.tensor(index).numpy().tobytes()]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {(0, 0): (2, 5), (2, 0): (4, 5)},  # rows
+        {(0, 0): (6, 2), (0, 2): (6, 3)},  # columns
+        {(0, 0): (3, 2), (3, 0): (3, 2), (0, 2): (2, 3), (2, 2): (4, 3)},  # cut at other rows
+        {(0, 0): (6, 4), (0, 4): (6, 1), (6, 0): (0, 5)},  # one of them empty
+    ],
+)
+def test_pieces_of_a_tensor_come_out_as_its_bytes_in_order(
+    sizes: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    whole = torch.arange(30.0).view(6, 5)
+    chunks = [
+        ChunkStorageMetadata(torch.Size(at), torch.Size(size))
+        for at, size in reversed(sizes.items())
+    ]
+    entry = TensorStorageMetadata(TensorProperties(torch.float32), whole.shape, chunks)
+    tensors = WholeTensors.__new__(WholeTensors)  # without a checkpoint on disk
+    reader: Any = Pieces(whole, sizes)
+    tensors._reader, tensors._metadata = reader, Metadata({"w": entry})
+    assert b"".join(map(bytes, tensors.stream("w"))) == whole.numpy().tobytes()
+    assert reader.num_read == len([chunk for chunk in chunks if chunk.sizes[0]])  # each once
+
+
+def test_sums_of_a_zip_whose_bytes_were_written_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    with zipfile.ZipFile(path, "w") as made:
+        for name in ("a", "a longer name"):
+            made.writestr(name, bytes(16))
+    data = path.read_bytes().replace(bytes(16), b"x" * 16)
+    path.write_bytes(data)
+    starts = [at for at in range(len(data)) if data.startswith(b"x" * 16, at)]
+    with zipfile.ZipFile(path) as found:
+        assert found.testzip() == "a"
+    set_sums(path, dict.fromkeys(starts, zlib.crc32(b"x" * 16)))
+    with zipfile.ZipFile(path) as found:
+        assert found.testzip() is None
+
+
+class Engine:
+    """Keeps weights and optimizer state to itself, as DeepSpeed's does."""
+
+    def __init__(self) -> None:
+        self.model = {"w": torch.zeros(2)}
+        self.optimizer: dict[str, Any] = {"w.exp_avg": torch.zeros(2), "w.step": 0}
+
+    def model_state(self) -> dict[str, torch.Tensor]:
+        return self.model
+
+    def optimizer_state(self, *, make: bool = False) -> dict[str, Any]:
+        return self.optimizer
+
+    def put_back(self, model: dict[str, torch.Tensor], optimizer: dict[str, Any]) -> None:
+        self.model, self.optimizer = model, optimizer
+
+
+class Counter:
+    """Something of the user's that has a state."""
+
+    value = 0
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def test_an_engine_gets_back_what_it_gave_by_the_same_names() -> None:
+    engine: Any = Engine()
+    model, own = nn.Linear(1, 1), Counter()
+    state = GatheredState(model, None, keeper=engine, own={"mine": own})  # type: ignore[dict-item]
+    targets = state.load_targets()
+    assert set(targets) == {"model.w", "optimizer.w.exp_avg"}
+    for number, name in enumerate(sorted(targets), 1):
+        targets[name].fill_(number)
+    saved = {"groups": None, "values": {"optimizer.w.step": 7}}
+    state.restore({"optimizer": saved, "common": {}}, {"mine": {"value": 3}})
+    assert engine.model["w"].tolist() == [1, 1]
+    assert engine.optimizer["w.exp_avg"].tolist() == [2, 2]
+    assert engine.optimizer["w.step"] == 7
+    assert own.value == 3
