@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from drivetrain import Muon
 from drivetrain.testing import run_ranks
+from drivetrain.train.optimization.muon import _ShardGroup
 
 STEPS = 20
 
@@ -107,6 +109,42 @@ def distances(world_size: int) -> dict[str, tuple[float, float, float]]:
             of_kind.append(distance(weights_after(STEPS, shards, *kind), expected))
         found[name] = (of_kind[0], of_kind[1], of_kind[2])
     return found
+
+
+class Twins(nn.Module):
+    """Two matrices of one shape, so that mistaking one for the other goes unnoticed by shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(48, 48, bias=False), nn.Linear(48, 48, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.other(F.silu(self.one(x)))
+        return logits
+
+
+def _wrong_owner(original: Any) -> Any:
+    """Each owner's answer is taken for the other's matrix."""
+
+    def orthogonalize(*args: Any) -> list[torch.Tensor]:
+        return list(reversed(original(*args)))
+
+    return orthogonalize
+
+
+def distances_with_wrong_owners() -> tuple[float, float]:
+    """Muon on shards from Muon on whole matrices: as it is, and with that mistake planted."""
+    torch.manual_seed(0)
+    model = Twins()
+    whole = weights_after(2, copy.deepcopy(model), Muon)
+    original = _ShardGroup.orthogonalize
+    found = []
+    for orthogonalize in (original, _wrong_owner(original)):
+        shards = copy.deepcopy(model)
+        _fsdp(shards)
+        with patch.object(_ShardGroup, "orthogonalize", orthogonalize):
+            found.append(distance(weights_after(2, shards, Muon), whole))
+    return found[0], found[1]
 
 
 def main(target: Path) -> None:
