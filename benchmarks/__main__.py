@@ -46,6 +46,7 @@ BENCHMARKS = {
     ),
     "sentinel": Benchmark("comparing the replicas of the model", 60, campaign.run_sentinel),
     "replay": Benchmark("computing a step twice, and comparing", 60, campaign.run_replay),
+    "stream": Benchmark("comparing what ranks read of a stream", 300, campaign.run_stream),
     "recording": Benchmark("the recorder and all sinks", 40, campaign.run_recording),
     "save": Benchmark(
         "an asynchronous checkpoint, next to none and to bare DCP", 30, campaign.run_save

@@ -68,6 +68,11 @@ def run_replay(output: Path, num_rounds: int, num_ranks: int) -> str:
     return f"{table}\n{said}\n"
 
 
+def run_stream(output: Path, num_rounds: int, num_ranks: int) -> str:
+    """What it costs that ranks compare what they have read of a stream."""
+    return _on_ranks("stream_worker", "not", output, num_rounds, num_ranks)
+
+
 def run_recording(output: Path, num_rounds: int, num_ranks: int) -> str:
     """What the recorder costs a step, by itself and with every sink; and what one event costs."""
     table = _on_ranks("recording_worker", "off", output, num_rounds, num_ranks)

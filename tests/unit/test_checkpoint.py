@@ -324,8 +324,8 @@ def test_of_damaged_checkpoints_the_newest_is_named_and_a_password_is_asked_for(
 ) -> None:
     storage = storage_at(tmp_path)
     lineage.claim_next(storage, 0)
-    for step in (10, 20):
-        storage.remove(f"{commit(storage, step, 1)}/data-00000.bin")
+    storage.put(f"{commit(storage, 10, 1)}/data-00000.bin", b"cut")
+    storage.remove(f"{commit(storage, 20, 1)}/data-00000.bin")
     with pytest.raises(DrivetrainError, match="^step-000000020-a1: data-00000.bin is missing"):
         locate(str(tmp_path)).choose()
     run = tmp_path / "run"

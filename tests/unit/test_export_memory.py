@@ -13,10 +13,11 @@ import torch
 
 from drivetrain import ConfigError
 from drivetrain.checkpoint import lineage, tensor_index
-from drivetrain.checkpoint.export import export_weights
+from drivetrain.checkpoint.export import LEAST_SHARD_BYTES, export_weights
 from drivetrain.checkpoint.locate import locate
 from drivetrain.checkpoint.manifest import NAME, File, Manifest
 from drivetrain.checkpoint.storage import LocalStorage
+from drivetrain.checkpoint.weight_files import MAX_SHARD_BYTES
 from drivetrain.train.host_memory import give_back_freed
 
 LARGE_BYTES = 160 << 20
@@ -129,3 +130,8 @@ def test_averages_that_were_never_saved_are_not_the_weights(tmp_path: Path) -> N
         export_weights(located.storage, located.choose(), tmp_path / "weights.pt", averages=True)
     assert str(error.value) == "--ema: step-000000001-a1 has no averages; train with the hook EMA"
     assert not (tmp_path / "weights.pt").exists()
+
+
+def test_sizes_of_weight_files() -> None:
+    """What people who move them about go by; docs/checkpoints.md and docs/exports.md have them."""
+    assert (LEAST_SHARD_BYTES, MAX_SHARD_BYTES) == (1_000_000_000, 5_000_000_000)

@@ -23,13 +23,11 @@ from torch.utils.data import TensorDataset
 
 from drivetrain import ConfigError
 from drivetrain.checkpoint.compare import _values
-from drivetrain.checkpoint.export import LEAST_SHARD_BYTES
 from drivetrain.checkpoint.failures import no_good_one
 from drivetrain.checkpoint.gathered import GatheredState
 from drivetrain.checkpoint.index_check import _is_within
 from drivetrain.checkpoint.state import TrainingState, plain
 from drivetrain.checkpoint.weight_files import (
-    MAX_SHARD_BYTES,
     Tensor,
     WeightFile,
     index_of,
@@ -131,11 +129,6 @@ def test_a_loader_is_asked_for_so_many_micro_batches() -> None:
     plan = BatchPlan(8, 2, 2, 40)
     order = PlannedOrder(plan, 0, range(3))
     assert len(order) == len(list(order)) == 6
-
-
-def test_sizes_of_weight_files() -> None:
-    """What people who move them about go by; docs/checkpoints.md and docs/exports.md have them."""
-    assert (LEAST_SHARD_BYTES, MAX_SHARD_BYTES) == (1_000_000_000, 5_000_000_000)
 
 
 class Pieces:
