@@ -1,8 +1,8 @@
 """Places: what each of the trials that run at a time has for itself.
 
 Slurm, Ray and Kubernetes share out what they have. Nobody does that for this machine's devices and
-for the machines of a hosts file: there each trial is given its own. Its job.json says which, so that
-the next driver knows what a trial that it adopts has.
+for the machines of a hosts file: there each trial is given its own. Its job.json says which, so
+that the next driver knows what a trial that it adopts has.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class OwnDevices:
 class OwnMachines:
     """Machines of a hosts file, whole ones. A trial's are in a hosts file in its directory."""
 
+    target: SshHosts
     machines: tuple[SshMachine, ...]
     per_trial: int
 
@@ -82,11 +83,10 @@ class OwnMachines:
         taken = {name for made in running for name in _machines_of(made)}
         return _first_free([each.name for each in self.machines], self.per_trial, taken)
 
-    def placed(self, place: Place, target: Target, job: Job) -> tuple[Target, Job]:
-        assert isinstance(target, SshHosts)
+    def placed(self, place: Place, target: Target, job: Job) -> tuple[Target, Job]:  # noqa: ARG002
         file = Path(job.run_dir) / HOSTS
         write_whole(file, "".join(_line(each) for each in self.machines if each.name in place))
-        return dataclasses.replace(target, hosts=str(file)), job
+        return dataclasses.replace(self.target, hosts=str(file)), job
 
 
 def places_for(target: Target, job: Job, num_parallel: int) -> Places:
@@ -96,7 +96,7 @@ def places_for(target: Target, job: Job, num_parallel: int) -> Places:
     if isinstance(target, SshHosts):
         machines = read_hosts(Path(target.hosts or ""))
         _refuse_too_many(num_parallel, job.num_nodes, len(machines), "machines in the hosts file")
-        return OwnMachines(machines, job.num_nodes)
+        return OwnMachines(target, machines, job.num_nodes)
     if target.name != "local":
         return Anywhere()
     from drivetrain.parallel.accelerator import devices_variable, num_devices  # torch
