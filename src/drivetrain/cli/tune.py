@@ -19,7 +19,7 @@ from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
 from drivetrain.tune import decide, rows
 from drivetrain.tune.driver import LOCK, Driver
-from drivetrain.tune.journal import read_journal
+from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import FILE, Settings, Study, load_study, open_study
@@ -135,13 +135,13 @@ def ls(folder: str) -> None:
         raise ConfigError([Problem("FOLDER", rule, remedy, folder)])
     for path in found:
         try:
-            say(_line(load_study(path)))
+            say(_line(load_study(path), read_journal(path)))
         except DrivetrainError as error:
             say(f"damaged  {path}  ({error})")
 
 
-def _line(study: Study) -> str:
-    settings, state = study.settings, read_journal(study.path)
+def _line(study: Study, state: State) -> str:
+    settings = study.settings
     over = sum(decide.is_over(settings, state, trial) for trial in range(len(state.asked)))
     best = decide.winner(settings, state)
     words = [f"{over}/{settings.num_trials} trials", str(study.path), settings.sampler]
@@ -153,13 +153,14 @@ def _line(study: Study) -> str:
 def show(path: str, trial: int | None) -> None:
     """A study's trials, the best in front; or one of them."""
     study = load_study(Path(path))
-    found = rows.rows_of(study)
+    state = read_journal(study.path)
+    found = rows.rows_of(study, state)
     if trial is not None:
         _show_one(study, found, trial)
         return
     sign = 1 if study.settings.mode == "min" else -1
     found.sort(key=lambda row: (-(row.rung or 0), row.value is None, sign * (row.value or 0)))
-    say(_line(study))
+    say(_line(study, state))
     say(f"{'trial':>5}  {'state':<10}  {'step':>6}  {study.settings.metric:>10}  values")
     for row in found:
         value = "" if row.value is None else f"{row.value:.6g}"

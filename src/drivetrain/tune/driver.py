@@ -61,9 +61,11 @@ class Driver:
         mirror = sampling.Mirror(self.study)
         self._refuse_hopeless(journal)
         self._adopt(journal)
+        num_judged = 0
         while True:
             mirror.catch_up(journal.state)
-            if settings.schedule == "eager":
+            if settings.schedule == "eager" and len(journal.state.ended) > num_judged:
+                num_judged = len(journal.state.ended)
                 for work in decide.newly_promoted(settings, journal.state):
                     journal.write(Promoted(work.trial, work.rung))
             if not self._start_one(journal):
