@@ -187,9 +187,9 @@ def table(found: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
         "# One study on every target",
         "",
-        "`make tune-targets`: three trials of two ranks (`tests/scripts/tuned.py`), two at a time, one"
-        " rung; the driver is killed once a trial is submitted, and started again. Same: trials,"
-        " values, outcomes and promotions are those of this machine, to the last bit.",
+        "`make tune-targets`: three trials of two ranks (`tests/scripts/tuned.py`), two at a time,"
+        " one rung; the driver is killed once a trial is submitted, and started again. Same:"
+        " trials, values, outcomes and promotions are those of this machine, to the last bit.",
         "",
         "| where | adopted | winner | its loss | SHA-256 of its weights | same |",
         "| --- | ---: | ---: | ---: | --- | --- |",

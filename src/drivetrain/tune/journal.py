@@ -66,7 +66,7 @@ _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 
 @dataclass
 class Known:
-    """What `decide` has found out of a state and need not again: none of it changes by more lines.
+    """What was found out of a state and need not be again: none of it changes by more lines.
 
     Else every turn of a driver would look at every trial there ever was.
     """
@@ -77,6 +77,8 @@ class Known:
     """Who goes on, by trial and rung, of those that were judged together."""
     ready: list[Any] | None = None
     """What can be trained; forgotten with each line."""
+    as_optuna: dict[int, Any] = field(default_factory=dict)
+    """Trials that are over, as the sampler knows them."""
 
 
 @dataclass
@@ -88,7 +90,7 @@ class State:
     ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
     """By trial and rung."""
     promoted: set[tuple[int, int]] = field(default_factory=set)
-    known: Known = field(default_factory=lambda: Known(), compare=False, repr=False)
+    known: Known = field(default_factory=Known, compare=False, repr=False)
     _last: dict[int, Ended] = field(default_factory=dict)
 
     def take(self, entry: Entry) -> None:
