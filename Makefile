@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
-  resume-matrix save-plan setup setup-min simulations slow streams targets test tune types verdicts wheel-check
+  resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -123,8 +123,14 @@ ledger:                           ## 20 runs of every kind: does the ledger add 
 streams:                          ## every stream and sampler, counted sample by sample through kills and resizes, into docs/streams.md
 	$(BIN)/python -m tests.streams.table benchmarks/results/streams docs/streams.md
 
-tune:                             ## a study on one worker, and on two with its driver and trials killed: the same winner?
+tune:                             ## a study with its driver and trials killed, on one worker, two, and every target: the same winner?
 	$(BIN)/pytest -m long tests/tune
+
+tune-targets:                     ## one study on local, hosts, Slurm and Ray: the same winner? (needs root, and Ray installed)
+	$(BIN)/python -m tests.tune.on_targets benchmarks/results/tune
+
+tune-overhead:                    ## a study's own cost beside Optuna alone; 10,000 trials in one study
+	$(BIN)/python -m benchmarks.tune_overhead benchmarks/results/tune
 
 # Libraries that nobody else needs together, so it has an environment of its own (build/).
 MIGRATIONS := build/migrations-venv/bin/python

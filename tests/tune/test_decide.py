@@ -93,6 +93,60 @@ def test_an_eager_study_comes_to_its_end(tmp_path: Path) -> None:
     assert {rung for _, rung in state.ended} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_trials_are_asked_for_as_of_optunas_own_storage(tmp_path: Path, sampler: str) -> None:
+    """Ours shares the trials before it instead of copying them for each question."""
+    made, state = study(tmp_path, sampler=sampler, num_trials=16), State()
+    while (trial := decide.next_trial(made.settings, state)) is not None or decide.ready(
+        made.settings, state
+    ):
+        if work := decide.ready(made.settings, state)[:1]:
+            state.take(objective(made, work[0], state))
+            continue
+        asked = sampling.ask(made, state)
+        assert trial is not None
+        assert asked.values == _asked_of_optuna(made, state, trial)
+        state.take(asked)
+
+
+def _asked_of_optuna(made: Study, state: State, trial: int) -> dict[str, Any]:
+    import optuna
+
+    known = decide.told(made.settings, trial)
+    for attempt in range(100):
+        seed = sampling._seed(made.settings.seed, trial, attempt)
+        with sampling._quiet(optuna):
+            plain = optuna.create_study(sampler=sampling._sampler(optuna, made.settings, seed))
+            for each in range(trial):
+                plain.add_trial(sampling.as_optuna(made, state, each, is_known=each in known))
+            values = sampling._suggested(made.space, plain.ask())
+        if made.space.allows(values):
+            return values
+    raise AssertionError("no draw keeps the constraint")
+
+
+def test_a_driver_looks_at_the_open_trials_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of trials that are over: what is known of them is not found out again."""
+    made, state = study(tmp_path, num_trials=120, sampler="random", rungs=(2,)), State()
+    looked, is_over = list[int](), decide.is_over
+
+    def counted(settings: Settings, state: State, trial: int) -> bool:
+        looked.append(trial)
+        return is_over(settings, state, trial)
+
+    monkeypatch.setattr(decide, "is_over", counted)
+    while decide.next_trial(made.settings, state) is not None:
+        state.take(sampling.ask(made, state))
+        looked.clear()
+        for work in decide.ready(made.settings, state):
+            state.take(objective(made, work, state))
+        decide.ready(made.settings, state)
+        assert len(looked) <= 2 * made.settings.generation, len(state.asked)
+    assert len(state.asked) == 120
+
+
 def test_tpe_goes_by_results(tmp_path: Path) -> None:
     """Else the test above would show nothing: after ten results it no longer asks at random."""
     ends = []

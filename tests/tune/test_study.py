@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from drivetrain.core.errors import ConfigError
+from drivetrain.launch.job import Job
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
 from drivetrain.launch.targets.local import Local
@@ -163,7 +164,13 @@ def runner(tmp_path: Path, **changes: Any) -> Runner:
     space = Space({"seed": Choice((1, 2))})
     settings = Settings(SCRIPT, ("a.b=c",), num_trials=2, **changes)
     study: Study = open_study(tmp_path / "study", settings, space)
-    return Runner(study, Local(), str(tmp_path))
+    return Runner(study, Local(), like(study))
+
+
+def like(study: Study) -> Job:
+    settings = study.settings
+    ranks = settings.processes_per_trial
+    return Job("study", settings.script, (), (), "", "/", processes_per_node=ranks)
 
 
 def test_a_rung_is_a_stop_and_the_last_is_the_runs_own_end(tmp_path: Path) -> None:
@@ -185,6 +192,9 @@ def test_a_rung_is_a_stop_and_the_last_is_the_runs_own_end(tmp_path: Path) -> No
         (JobState.FAILED, -9, None),
         (JobState.FAILED, None, None),
         (JobState.STOPPED, 75, None),
+        (JobState.FAILED, 75, None),
+        (JobState.FAILED, 0, None),
+        (JobState.UNKNOWN, None, None),
     ],
 )
 def test_what_becomes_of_a_job_that_did_not_finish(
@@ -221,7 +231,7 @@ def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
     end = made.result(Work(0, 0), finished, 0)
     assert end is not None
     assert (end.outcome, end.step, end.value) == ("done", 8, 0.1)
-    other = Runner(runner(tmp_path / "b", metric="accuracy").study, Local(), "")
+    other = runner(tmp_path / "b", metric="accuracy")
     recorded(other.study.run_dir(0), [(4, 0.5)])
     end = other.result(Work(0, 0), finished, 0)
     assert end is not None
@@ -243,8 +253,8 @@ def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path) -> None:
     study = str(tmp_path / "study")
     with pytest.raises(ConfigError, match="optimization.lr"):
         run(good, str(space), study, 1, "local")
-    with pytest.raises(ConfigError, match="--on = slurm"):
-        run(good, str(space), study, 1, "slurm")
+    with pytest.raises(ConfigError, match="--on = slrm: no such target; did you mean slurm"):
+        run(good, str(space), study, 1, "slrm")
     assert not Path(study).exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -15,10 +16,11 @@ from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.requirements import require
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
-from drivetrain.launch.target import target_type
+from drivetrain.launch.request import Request, read_request
 from drivetrain.tune import decide, rows
 from drivetrain.tune.driver import LOCK, Driver
-from drivetrain.tune.journal import read_journal
+from drivetrain.tune.journal import State, read_journal
+from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import FILE, Settings, Study, load_study, open_study
 from drivetrain.tune.space import read_space
@@ -45,18 +47,17 @@ def settings_from(values: dict[str, Any]) -> Settings:
 def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -> None:
     """Drive a study to its end, from wherever it is."""
     require("optuna", extra="tune")
-    if on != "local":
-        rule, remedy = "studies run on this machine only, so far", "--on local"
-        raise ConfigError([Problem("--on", rule, remedy, on)])
     if num_parallel < 1:
         raise ConfigError([Problem("--parallel-trials", "must be at least 1", "1", num_parallel)])
-    _refuse_shared_devices(num_parallel)
-    if not Path(settings.script).is_file():
-        rule, remedy = "no such file", "give the path of your script"
-        raise ConfigError([Problem("SCRIPT", rule, remedy, settings.script)])
     path = path or f"studies/{Path(settings.script).stem}"
+    request = _request(settings, Path(path), on)
+    job = request.job
+    settings = dataclasses.replace(
+        settings, script_args=job.script_args, nodes_per_trial=job.num_nodes
+    )
+    places = places_for(request.target, job, num_parallel)
     study = open_study(Path(path), settings, read_space(space))
-    runner = Runner(study, target_type(on)(), str(Path.cwd()))
+    runner = Runner(study, request.target, job, places)
     try:
         best = Driver(study, runner, num_parallel, _say_now).run()
     except KeyboardInterrupt:
@@ -68,15 +69,40 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
         raise DrivetrainError("no trial has come to a value")
 
 
-def _refuse_shared_devices(num_parallel: int) -> None:
-    if num_parallel == 1:
-        return
-    from drivetrain.parallel.accelerator import num_devices  # torch, and only then
-
-    if num_devices() > 0:
-        rule = "trials at a time would all take this machine's first devices"
-        remedy = "--parallel-trials 1, with as many ranks as there are devices"
-        raise ConfigError([Problem("--parallel-trials", rule, remedy, num_parallel)])
+def _request(settings: Settings, path: Path, on: str) -> Request:
+    """What `drivetrain train --on` makes of the same flags; refused here, if it will be later."""
+    trials, ranks = str((path / "trials").absolute()), settings.processes_per_trial
+    argv = [
+        f"--on={on or 'local'}",
+        f"--job-name={path.absolute().name}",
+        f"--nproc-per-node={ranks}",
+        f"--run-dir={trials}",
+    ]
+    # flags of the job stand among the script's words; without --on, those are the script's alone
+    script = [f"--script={settings.script}"] if on else [settings.script, "--"]
+    request = read_request([*argv, *script, *settings.script_args])
+    if request is None:  # --on was named
+        raise AssertionError(on)
+    job, target = request.job, request.target
+    problems = target.problems(job)
+    for flag, is_wrong, remedy in (
+        ("--nproc-per-node", job.processes_per_node != ranks, f"--nproc-per-trial {ranks}"),
+        ("--run-dir", job.run_dir != trials, "--study DIR"),
+        ("--nnodes", job.is_elastic, "as many nodes for every trial"),
+        ("--dry-run", request.is_dry_run, "drivetrain train --dry-run shows one run"),
+        ("--wait", request.waits, "leave it out: a study is waited for"),
+    ):
+        if is_wrong:
+            problems.append(Problem(flag, "is not for a study", remedy, has_value=False))
+    if getattr(target, "run_is_elsewhere", False):
+        volume = Path(target.run_dir_of(job)).parent  # type: ignore[attr-defined]
+        if not volume.is_dir():
+            rule = "results are read from the trials' volume, which is not mounted here"
+            remedy = "mount the claim on this machine, at the same path"
+            problems.append(Problem("--mount-path", rule, remedy, str(volume)))
+    if problems:
+        raise ConfigError(problems)
+    return request
 
 
 def _say_now(text: str) -> None:
@@ -109,13 +135,13 @@ def ls(folder: str) -> None:
         raise ConfigError([Problem("FOLDER", rule, remedy, folder)])
     for path in found:
         try:
-            say(_line(load_study(path)))
+            say(_line(load_study(path), read_journal(path)))
         except DrivetrainError as error:
             say(f"damaged  {path}  ({error})")
 
 
-def _line(study: Study) -> str:
-    settings, state = study.settings, read_journal(study.path)
+def _line(study: Study, state: State) -> str:
+    settings = study.settings
     over = sum(decide.is_over(settings, state, trial) for trial in range(len(state.asked)))
     best = decide.winner(settings, state)
     words = [f"{over}/{settings.num_trials} trials", str(study.path), settings.sampler]
@@ -127,13 +153,14 @@ def _line(study: Study) -> str:
 def show(path: str, trial: int | None) -> None:
     """A study's trials, the best in front; or one of them."""
     study = load_study(Path(path))
-    found = rows.rows_of(study)
+    state = read_journal(study.path)
+    found = rows.rows_of(study, state)
     if trial is not None:
         _show_one(study, found, trial)
         return
     sign = 1 if study.settings.mode == "min" else -1
     found.sort(key=lambda row: (-(row.rung or 0), row.value is None, sign * (row.value or 0)))
-    say(_line(study))
+    say(_line(study, state))
     say(f"{'trial':>5}  {'state':<10}  {'step':>6}  {study.settings.metric:>10}  values")
     for row in found:
         value = "" if row.value is None else f"{row.value:.6g}"
@@ -159,6 +186,7 @@ def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:
     say(f"run directory: {row.run_dir}")
     settings = study.settings
     command = ["drivetrain", "train", settings.script]
+    command += [f"--nnodes={settings.nodes_per_trial}"] if settings.nodes_per_trial > 1 else []
     command += [f"--nproc-per-node={settings.processes_per_trial}", *settings.script_args]
     say(f"as a run of its own: {shlex.join([*command, *values_as_words(row.values)])}")
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import time
@@ -87,9 +88,9 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
     """Every value of its kind; what reaches a scheduler's command line is a word."""
     options = dict(values["target"])
     kind = target_type(str(options.pop("name")))
-    target = TypeAdapter(kind).validate_python(vars(with_options(kind, options)))
+    target = _adapter(kind).validate_python(vars(with_options(kind, options)))
     told = {**values["job"], "secrets": _secrets(folder, values["job"].get("secrets", ()))}
-    job = TypeAdapter(Job).validate_python(vars(Job(**told)))
+    job = _adapter(Job).validate_python(vars(Job(**told)))
     job_id, submitted_at = values["id"], values["submitted_at"]
     if not (isinstance(job_id, str) and _ID.fullmatch(job_id)):
         raise ValueError(f"{job_id!r} is no job's id")
@@ -99,6 +100,12 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
         raise ValueError("is_stopped is neither true nor false")
     found = Submission(target, job, job_id, str(submitted_at), values["is_stopped"])
     return found if getattr(target, "run_is_elsewhere", False) else _where_it_is(found, folder)
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Making one takes longer than all the rest of reading a job, and a study's are read often."""
+    return TypeAdapter(kind)
 
 
 def _where_it_is(found: Submission, folder: Path) -> Submission:

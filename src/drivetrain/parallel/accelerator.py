@@ -143,6 +143,26 @@ def _type_and_count() -> tuple[str, int]:
     return (found.type, count) if count else ("cpu", 0)
 
 
+_VISIBLE = {
+    "cuda": "CUDA_VISIBLE_DEVICES",  # ROCm takes it too
+    "xpu": "ZE_AFFINITY_MASK",
+    "npu": "ASCEND_RT_VISIBLE_DEVICES",
+    "mlu": "MLU_VISIBLE_DEVICES",
+}
+
+
+def devices_variable() -> str | None:
+    """By which a process is shown some of the devices only; None when that is not known.
+
+    A device of another package may say it itself, as `torch.NAME.visible_devices_variable`.
+    """
+    kind, count = _type_and_count()
+    if not count:
+        return None
+    told: str | None = getattr(torch.get_device_module(kind), "visible_devices_variable", None)
+    return told or _VISIBLE.get(kind)
+
+
 def use_device_of(local_rank: int) -> torch.device:
     """The device of this local rank, made the current one; or the CPU."""
     kind, count = _type_and_count()

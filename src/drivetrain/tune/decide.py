@@ -1,5 +1,7 @@
 """Decisions: which runs come next, who goes on, who has won. Pure: settings and results in.
 
+(`State.known` keeps what was found out, so that it is found out once.)
+
 Deterministic: trials compete within their generation. At a rung the best of it go on, once all of
 them have come there; equal values go by the trial's number, and a trial that has failed is behind
 all others. So nothing depends on who was first.
@@ -7,7 +9,7 @@ all others. So nothing depends on who was first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from drivetrain.tune.journal import Ended, State
@@ -43,8 +45,15 @@ def next_trial(settings: Settings, state: State) -> int | None:
     if settings.schedule == "eager" or not settings.asks_by_results:
         return trial
     first = trial - trial % settings.generation
-    known = all(is_over(settings, state, each) for each in range(first))
-    return trial if known else None
+    return trial if _num_over(settings, state) >= first else None
+
+
+def _num_over(settings: Settings, state: State) -> int:
+    """So many of the first trials are over, and the next is not."""
+    known = state.known
+    while known.num_over < len(state.asked) and is_over(settings, state, known.num_over):
+        known.num_over += 1
+    return known.num_over
 
 
 def told(settings: Settings, trial: int) -> range:
@@ -56,8 +65,16 @@ def told(settings: Settings, trial: int) -> range:
 
 def ready(settings: Settings, state: State) -> list[Work]:
     """What can be trained now, in the order in which it should be: what began first, first."""
+    if state.known.ready is None:
+        state.known.ready = _ready(settings, state)
+    return list(state.known.ready)
+
+
+def _ready(settings: Settings, state: State) -> list[Work]:
     found = []
-    for trial in range(len(state.asked)):
+    # eagerly a trial may go on until the last is asked for: none of them is over before
+    first = 0 if settings.schedule == "eager" else _num_over(settings, state)
+    for trial in range(first, len(state.asked)):
         last = state.last(trial)
         if last is None:
             found.append(Work(trial, 0))
@@ -76,24 +93,30 @@ def _goes_on(settings: Settings, state: State, trial: int, rung: int) -> bool:
 
 def promoted(settings: Settings, state: State, trial: int, rung: int) -> set[int] | None:
     """Who of a trial's generation goes on from a rung; None before all have come to it."""
+    if (trial, rung) in state.known.judged:
+        return state.known.judged[trial, rung]
     here = _at_rung(settings, state, trial, rung)
     if here is None:
         return None
     # of a generation that the number of trials has cut short at least one goes on
     most = max(1, len(settings.generation_of(trial)) // settings.factor ** (rung + 1))
-    return {each.trial for each in best_first(settings, here)[:most]}
+    who = {each.trial for each in best_first(settings, here)[:most]}
+    state.known.judged.update(((each.trial, rung), who) for each in here)
+    return who
 
 
 def _at_rung(settings: Settings, state: State, trial: int, rung: int) -> list[Ended] | None:
     """The results of those in the generation that were to come to a rung; None before all have."""
-    members: Iterable[int] = settings.generation_of(trial)
+    members: Sequence[int] = settings.generation_of(trial)
     if rung > 0:
         before = promoted(settings, state, trial, rung - 1)
         if before is None:
             return None
         members = sorted(before)
-    found = [state.ended.get((member, rung)) for member in members]
-    return None if None in found else [each for each in found if each is not None]
+    # the last of them is mostly the last to come: whoever asks too early knows at once
+    if any((member, rung) not in state.ended for member in reversed(members)):
+        return None
+    return [state.ended[member, rung] for member in members]
 
 
 def newly_promoted(settings: Settings, state: State) -> list[Work]:

@@ -11,17 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from drivetrain.core import locks
-from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.core.errors import ConfigError, DrivetrainError, EnvironmentProblem, Problem
+from drivetrain.launch.target import State as JobState
+from drivetrain.launch.target import Status
 from drivetrain.tune import decide, sampling
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Ended, Journal, Promoted
 from drivetrain.tune.settings import Study
-from drivetrain.tune.trial_run import MOST_RESUMES, Runner
+from drivetrain.tune.trial_run import MOST_RESUMES, NoAnswer, Runner
 
 LOCK = "driver.lock"
-_POLL_S = 0.2
 _SETTLE_S = 3.0
 """A launcher that was just being started when its job was killed has its lock, or is gone."""
+_AGAIN_S = 10.0
+_FORGOTTEN_S = 60.0
+"""A scheduler that was restarted may take a moment to know its jobs again."""
 
 
 @dataclass
@@ -36,6 +40,9 @@ class Driver:
     """How often each was resumed here."""
     _lost_s: dict[Work, float] = field(default_factory=dict)
     """When it was seen that a job was gone before its end."""
+    _is_silent: bool = False
+    """Whether the scheduler did not answer when it was last asked."""
+    _has_submitted: bool = False
 
     def run(self) -> Ended | None:
         """The winner, once nothing is left to do."""
@@ -54,40 +61,58 @@ class Driver:
         mirror = sampling.Mirror(self.study)
         self._refuse_hopeless(journal)
         self._adopt(journal)
+        num_judged = 0
         while True:
             mirror.catch_up(journal.state)
-            if settings.schedule == "eager":
+            if settings.schedule == "eager" and len(journal.state.ended) > num_judged:
+                num_judged = len(journal.state.ended)
                 for work in decide.newly_promoted(settings, journal.state):
                     journal.write(Promoted(work.trial, work.rung))
             if not self._start_one(journal):
                 if not self._running:
                     break
                 if not self._collect(journal):
-                    time.sleep(_POLL_S)
+                    time.sleep(self.runner.pause_s(len(self._running)))
         return decide.winner(settings, journal.state)
 
     def _adopt(self, journal: Journal) -> None:
         """What was running when the last driver ended; even if it is more than may run now."""
         for work in decide.ready(self.study.settings, journal.state):
-            status = self.runner.status(journal.state.asked[work.trial], work.rung)
+            status = self._status(work, journal)
             if status is not None and not status.state.is_over:
                 self._running[work] = 0
-                self.say(f"trial {work.trial}: still running; adopted")
+                now = "still waiting" if status.state is JobState.WAITING else "still running"
+                self.say(f"trial {work.trial}: {now}; adopted")
+
+    def _status(self, work: Work, journal: Journal) -> Status | None:
+        """A job that nobody can be asked about is not lost: it is waited for."""
+        try:
+            found = self.runner.status(journal.state.asked[work.trial], work.rung)
+        except NoAnswer as error:
+            if not self._is_silent:
+                self.say(f"{error}; trials go on, and it is asked again")
+            self._is_silent = True
+            return Status(JobState.WAITING)
+        if self._is_silent:
+            self.say("it answers again")
+        self._is_silent = False
+        return found
 
     def _start_one(self, journal: Journal) -> bool:
         """Whether there was something to do: a run to start, or a trial to ask for."""
         if len(self._running) >= self.num_parallel:
             return False
+        if not self.runner.has_room([work.trial for work in self._running]):
+            return False
         settings, state = self.study.settings, journal.state
         for work in decide.ready(settings, state):
             if work not in self._running:
                 self._running[work] = 0
-                asked = state.asked[work.trial]
-                if self.runner.status(asked, work.rung) is None:  # else it has ended unseen
+                if self._status(work, journal) is None:  # else it has ended unseen
                     if work.rung > 0:
                         step = settings.rungs[work.rung - 1]
                         self.say(f"trial {work.trial}: among the best at step {step}; goes on")
-                    self.runner.start(asked, work.rung)
+                    self._submit(work, journal)
                 return True
         if decide.next_trial(settings, state) is None:
             return False
@@ -100,14 +125,16 @@ class Driver:
     def _collect(self, journal: Journal) -> bool:
         """Whether a job has ended."""
         for work in sorted(self._running):
-            asked = journal.state.asked[work.trial]
-            status = self.runner.status(asked, work.rung)
-            if status is not None and not status.state.is_over:
+            status = self._status(work, journal)
+            is_unknown = status is not None and status.state is JobState.UNKNOWN
+            if status is not None and not status.state.is_over and not is_unknown:
+                self._lost_s.pop(work, None)
                 continue
             resumed = self._running[work]
             end = None if status is None else self.runner.result(work, status, resumed)
             if end is None:
-                self._resume(work, journal)
+                if self._is_gone(work, _FORGOTTEN_S if is_unknown else _SETTLE_S):
+                    self._resume(work, journal, is_new=status is None)
                 continue
             journal.write(end)
             del self._running[work]
@@ -116,20 +143,43 @@ class Driver:
             return True
         return False
 
-    def _resume(self, work: Work, journal: Journal) -> None:
+    def _is_gone(self, work: Work, after_s: float) -> bool:
         """Once nothing of it is left: a launcher that still runs would refuse another."""
         lost_s = self._lost_s.setdefault(work, time.monotonic())
-        if time.monotonic() - lost_s < _SETTLE_S or self.runner.is_leaving(work.trial):
-            return
+        if time.monotonic() - lost_s < after_s or self.runner.is_leaving(work.trial):
+            return False
         del self._lost_s[work]
-        self._running[work] += 1
+        return True
+
+    def _resume(self, work: Work, journal: Journal, *, is_new: bool) -> None:
+        if not is_new:
+            self._running[work] += 1
+            self.say(f"trial {work.trial}: interrupted; resuming it")
         if self._running[work] > MOST_RESUMES:
             raise DrivetrainError(
                 f"trial {work.trial} was interrupted {MOST_RESUMES} times; see "
                 f"{self.study.run_dir(work.trial)}, and run the same command again"
             )
-        self.say(f"trial {work.trial}: interrupted; resuming it")
-        self.runner.start(journal.state.asked[work.trial], work.rung)
+        if not self._submit(work, journal) and not is_new:
+            self._running[work] -= 1
+
+    def _submit(self, work: Work, journal: Journal) -> bool:
+        """False when a scheduler that has taken trials does not answer: then once more later."""
+        others = [each.trial for each in self._running if each != work]
+        try:
+            self._has_submitted |= self.runner.start(
+                journal.state.asked[work.trial], work.rung, others
+            )
+        except DrivetrainError as error:
+            is_refused = isinstance(error, ConfigError)
+            if not self._has_submitted or (
+                is_refused and not isinstance(error, EnvironmentProblem)
+            ):
+                raise
+            self.say(f"trial {work.trial}: not submitted ({error}); it is tried again")
+            self._lost_s[work] = time.monotonic() + _AGAIN_S
+            return False
+        return True
 
     def _say_end(self, end: Ended) -> None:
         settings = self.study.settings

@@ -65,6 +65,23 @@ _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 
 
 @dataclass
+class Known:
+    """What was found out of a state and need not be again: none of it changes by more lines.
+
+    Else every turn of a driver would look at every trial there ever was.
+    """
+
+    num_over: int = 0
+    """The trials before this one are over."""
+    judged: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """Who goes on, by trial and rung, of those that were judged together."""
+    ready: list[Any] | None = None
+    """What can be trained; forgotten with each line."""
+    as_optuna: dict[int, Any] = field(default_factory=dict)
+    """Trials that are over, as the sampler knows them."""
+
+
+@dataclass
 class State:
     """What the journal comes to."""
 
@@ -73,10 +90,12 @@ class State:
     ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
     """By trial and rung."""
     promoted: set[tuple[int, int]] = field(default_factory=set)
+    known: Known = field(default_factory=Known, compare=False, repr=False)
     _last: dict[int, Ended] = field(default_factory=dict)
 
     def take(self, entry: Entry) -> None:
         """One more line; ValueError when it cannot be the next."""
+        self.known.ready = None
         if isinstance(entry, Asked):
             if entry.trial != len(self.asked):
                 raise ValueError(f"trial {entry.trial} where {len(self.asked)} is next")

@@ -31,9 +31,9 @@ class Row:
     run_dir: str
 
 
-def rows_of(study: Study) -> list[Row]:
+def rows_of(study: Study, state: State | None = None) -> list[Row]:
     """Every trial that was asked for."""
-    state = read_journal(study.path)
+    state = read_journal(study.path) if state is None else state
     best = decide.winner(study.settings, state)
     number = None if best is None else best.trial
     return [_row(study, state, trial, number) for trial in range(len(state.asked))]

@@ -34,12 +34,12 @@ def ask(study: Study, state: State) -> Asked:
     for attempt in range(_MOST_TRIES):
         with _quiet(optuna):
             made = optuna.create_study(
+                storage=_after(earlier),
                 sampler=_sampler(
                     optuna, study.settings, _seed(study.settings.seed, trial, attempt)
                 ),
                 direction=_direction(study.settings),
             )
-            made.add_trials(earlier)
             values = _suggested(study.space, made.ask())
         if study.space.allows(values):
             return Asked(trial, values)
@@ -86,7 +86,41 @@ def _earlier(study: Study, state: State, trial: int) -> list[Any]:
     if not study.settings.asks_by_results:
         return []
     known = decide.told(study.settings, trial)
-    return [as_optuna(study, state, each, is_known=each in known) for each in range(trial)]
+    return [_kept(study, state, each, is_known=each in known) for each in range(trial)]
+
+
+def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
+    """As Optuna has it, made once for a trial that is over."""
+    before = state.known.as_optuna
+    if is_known and trial in before:
+        return before[trial]
+    made = as_optuna(study, state, trial, is_known=is_known)
+    made.number = trial
+    if made.state.is_finished():
+        before[trial] = made
+    return made
+
+
+def _after(earlier: list[Any]) -> Any:
+    """A storage that has these trials, and one more when it is asked for.
+
+    Optuna's own would copy each of them for each question: most of the time that asking takes.
+    """
+    optuna = require("optuna", extra="tune")
+
+    class After(optuna.storages.InMemoryStorage):  # type: ignore[misc]
+        def get_trial(self, trial_id: int) -> Any:
+            found = super().get_trial(trial_id)
+            found.number = len(earlier)
+            return found
+
+        def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> Any:
+            own = super().get_all_trials(study_id, deepcopy, states)
+            for each in own:
+                each.number = len(earlier)
+            return [*(e for e in earlier if states is None or e.state in states), *own]
+
+    return After()
 
 
 def as_optuna(study: Study, state: State, trial: int, *, is_known: bool) -> Any:

@@ -46,6 +46,7 @@ class Settings:
     """One of so many goes on."""
     max_restarts: int = 3
     """Of one trial, after failures in training."""
+    nodes_per_trial: int = 1
 
     @property
     def num_rungs(self) -> int:

@@ -8,16 +8,27 @@ Policy, for each way a trial's job can end:
     a failure in training         the run's own supervisor restarts it, max_restarts times
     its supervisor is killed      resumed by the driver, max_restarts times
     preempted, stopped, lost      resumed by the driver
+
+A job that waits in a queue runs, as far as a study goes; of one whose scheduler does not answer
+nothing is known (`NoAnswer`), and it is asked for again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.core import locks
-from drivetrain.core.errors import DrivetrainError, NonFiniteLoss
+from drivetrain.core.errors import (
+    DamagedRun,
+    DrivetrainError,
+    NonFiniteLoss,
+    Preempted,
+    WorkerFailure,
+)
 from drivetrain.launch import submission
 from drivetrain.launch.guardian import LOCK
 from drivetrain.launch.job import Job
@@ -27,6 +38,7 @@ from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Outcome
+from drivetrain.tune.places import Anywhere, Places
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import Study
 
@@ -37,13 +49,24 @@ _BY_SIGNAL = 128
 """A shell's exit code for a process that signal n has ended is this and n."""
 
 
+_LOOK_S = 0.2
+_ASK_S = 1.0
+"""A look at a file costs nothing; a question to a scheduler is a process here and work there."""
+
+
+class NoAnswer(DrivetrainError):
+    """Whoever runs the jobs could not be asked: that says nothing of the job."""
+
+
 @dataclass(frozen=True)
 class Runner:
     """Where a study's trials run."""
 
     study: Study
     target: Target
-    working_dir: str
+    like: Job
+    """As `drivetrain train --on` would submit it; trials differ in name, words and directory."""
+    places: Places = dataclasses.field(default_factory=Anywhere)
 
     def job(self, asked: Asked, rung: int) -> Job:
         """The run of a trial, up to a rung. The same words mean the same job."""
@@ -51,15 +74,12 @@ class Runner:
         words = [*settings.script_args, *values_as_words(asked.values)]
         if rung < len(settings.rungs):
             words.append(f"stop_at_step={settings.rungs[rung]}")
-        run_dir = self.study.run_dir(asked.trial).absolute()
-        return Job(
-            name=f"{self.study.path.absolute().name}-{asked.trial}",
-            script=settings.script,
+        return dataclasses.replace(
+            self.like,
+            name=f"{self.like.name}-{asked.trial}",
             script_args=tuple(words),
-            flags=(f"--max-restarts={settings.max_restarts}",),
-            run_dir=str(run_dir),
-            working_dir=self.working_dir,
-            processes_per_node=settings.processes_per_trial,
+            flags=(*self.like.flags, f"--max-restarts={settings.max_restarts}"),
+            run_dir=str(self.study.run_dir(asked.trial).absolute()),
         )
 
     def status(self, asked: Asked, rung: int) -> Status | None:
@@ -67,27 +87,60 @@ class Runner:
         made = submission.find(self.study.run_dir(asked.trial))
         if made is None or made.job.script_args != self.job(asked, rung).script_args:
             return None
-        return made.status()
+        try:
+            return made.status()
+        except DamagedRun:
+            raise
+        except (DrivetrainError, OSError) as error:
+            raise NoAnswer(f"{made.target.name} does not answer ({error})") from None
 
-    def start(self, asked: Asked, rung: int) -> None:
-        """Submit it, or resume it: the run knows where it was."""
+    def has_room(self, running: Iterable[int]) -> bool:
+        """Whether there is a place for one more beside these trials."""
+        return self.places.free(self._made(running)) is not None
+
+    def start(self, asked: Asked, rung: int, running: Iterable[int]) -> bool:
+        """Submit it, or resume it: the run knows where it was. False when no place is free."""
+        place = self.places.free(self._made(running))
+        if place is None:
+            return False
         job = self.job(asked, rung)
         Path(job.run_dir).mkdir(parents=True, exist_ok=True)
-        submission.submit(self.target, job)
+        submission.submit(*self.places.placed(place, self.target, job))
+        return True
+
+    def _made(self, trials: Iterable[int]) -> list[submission.Submission]:
+        found = (submission.find(self.study.run_dir(trial)) for trial in trials)
+        return [made for made in found if made is not None]
+
+    def pause_s(self, num_running: int) -> float:
+        """Between two looks at all that runs."""
+        is_seen = self.target.name in ("local", "hosts")  # their coordinator is a process here
+        return _LOOK_S if is_seen else _ASK_S * max(1, num_running)
+
+    def record(self, trial: int) -> Path:
+        """The trial's directory as its ranks have it: on Kubernetes it is on a volume."""
+        run_dir = self.study.run_dir(trial)
+        if not getattr(self.target, "run_is_elsewhere", False):
+            return run_dir
+        made = submission.find(run_dir)
+        return run_dir if made is None else Path(made.target.run_dir_of(made.job))  # type: ignore[attr-defined]
 
     def is_leaving(self, trial: int) -> bool:
         """Whether its ranks are still about to save and end, though its job is over."""
-        return locks.holder(self.study.run_dir(trial) / LOCK) is not None
+        return locks.holder(self.record(trial) / LOCK) is not None
 
     def result(self, work: Work, status: Status, num_resumed: int) -> Ended | None:
         """What a job that is over has come to; None when it should be resumed."""
-        run_dir = self.study.run_dir(work.trial)
+        run_dir = self.record(work.trial)
         if status.state is JobState.FINISHED:
             return self._value(work, run_dir)
         code = status.exit_code
-        if status.state is JobState.STOPPED or code is None:
+        if code == WorkerFailure.exit_code:  # Ray's driver ends so, whatever its workers ended with
+            code = _first_failure(run_dir) or code
+        if status.state is not JobState.FAILED or code in (None, Preempted.exit_code):
             return None
-        is_killed = code < 0 or code >= _BY_SIGNAL
+        # a job that has failed with 0 was ended by its scheduler
+        is_killed = code is not None and (code <= 0 or code >= _BY_SIGNAL)
         if is_killed and num_resumed < self.study.settings.max_restarts:
             return None
         outcome: Outcome = "not_finite" if code == NonFiniteLoss.exit_code else "failed"
@@ -115,3 +168,13 @@ def _reason(run_dir: Path) -> str:
         return status_of(open_run(run_dir), 0.0).reason[:300]
     except DrivetrainError:
         return ""
+
+
+def _first_failure(run_dir: Path) -> int | None:
+    """The exit code of the rank that failed first, as the last attempt has it."""
+    try:
+        attempts = open_run(run_dir).attempts()
+    except DrivetrainError:
+        return None
+    failures = attempts[-1].end.get("failures") if attempts else None
+    return int(failures[0]["exit_code"]) if failures else None

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "late_copies.h"
@@ -92,6 +93,8 @@ uint64_t occupy(StreamKey key, const std::string& kind, const std::string& name,
 
 int device_count() {
   static const int count = [] {
+    const std::string visible = std::getenv("SIM_VISIBLE_DEVICES") ? std::getenv("SIM_VISIBLE_DEVICES") : "";
+    if (!visible.empty()) return 1 + static_cast<int>(std::count(visible.begin(), visible.end(), ','));
     const char* text = std::getenv("SIM_DEVICES");
     return text == nullptr ? 8 : std::clamp(std::atoi(text), 1, kMaxDevices);
   }();

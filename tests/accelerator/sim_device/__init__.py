@@ -6,6 +6,7 @@ on its path, as it would load a vendor's package; see `tests/accelerator/README.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.utils import backend_registration
 
 _NAME = "sim"
+VISIBLE = "SIM_VISIBLE_DEVICES"
 
 
 class Interval(NamedTuple):
@@ -199,7 +201,9 @@ class DeviceProperties(NamedTuple):
 
 
 def get_device_name(device: Any = None) -> str:
-    return "Simulated accelerator"
+    """With its own number, where a process is shown some of the devices only."""
+    visible = os.environ.get(VISIBLE)
+    return f"Simulated accelerator{' ' + visible.split(',')[_index(device)] if visible else ''}"
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
@@ -222,6 +226,7 @@ def _module() -> types.ModuleType:
         setattr(module, name, here[name])
     module.keep_intervals = _device.keep_intervals  # type: ignore[attr-defined]
     module.reset_costs = _device.reset_costs  # type: ignore[attr-defined]
+    module.visible_devices_variable = VISIBLE  # type: ignore[attr-defined]
     module.is_available = lambda: True  # type: ignore[attr-defined]
     module.is_initialized = is_initialized  # type: ignore[attr-defined]
     module.initialized_devices = _device.initialized_devices  # type: ignore[attr-defined]

@@ -59,7 +59,13 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     ] = "",
     factor: Annotated[int, typer.Option(help="At a rung one of so many goes on.")] = 3,
     max_restarts: Annotated[int, typer.Option(help="Of a trial, after failures.")] = 3,
-    on: Annotated[str, typer.Option(help="Where trials run: local.")] = "local",
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Where trials run: local (the default), slurm, ray, hosts, kubernetes. Its flags "
+            "(`train --on TARGET --help`) then stand after SCRIPT, before the script's words."
+        ),
+    ] = "",
 ) -> None:
     """Drive a study: trials are runs of SCRIPT; further words go to it (path.to.key=value)."""
     from drivetrain.cli.tune import run, settings_from

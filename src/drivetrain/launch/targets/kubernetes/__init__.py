@@ -13,7 +13,11 @@ from drivetrain.launch.job import Job
 from drivetrain.launch.target import Rendered, Status
 from drivetrain.launch.targets.kubernetes import options
 from drivetrain.launch.targets.kubernetes.manifests import objects
-from drivetrain.launch.targets.kubernetes.options import KubernetesOptions, object_name
+from drivetrain.launch.targets.kubernetes.options import (
+    KubernetesOptions,
+    in_pods,
+    object_name,
+)
 from drivetrain.launch.yaml_text import yaml_text
 
 if TYPE_CHECKING:
@@ -62,6 +66,10 @@ class Kubernetes(KubernetesOptions):
     def stop(self, job: Job, job_id: str) -> None:  # noqa: ARG002
         """Delete the objects: pods get SIGTERM, and time to save."""
         self._client().delete(objects(job, self))
+
+    def run_dir_of(self, job: Job) -> str:
+        """Where the run's directory is, for whoever has the volume mounted at the same path."""
+        return in_pods(job, self).run_dir
 
     def _client(self) -> Client:
         from drivetrain.launch.targets.kubernetes.client import connect

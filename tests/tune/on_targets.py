@@ -1,0 +1,221 @@
+"""One small study on each target that can be started here, with its driver killed on the way.
+
+`python -m tests.tune.on_targets RESULTS [PLACE …]` writes RESULTS/targets.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.testing.hosts import Host, make_hosts
+from drivetrain.tune import decide
+from drivetrain.tune.journal import read_journal
+from drivetrain.tune.settings import load_study
+from tests.support.ray_cluster import make_ray_cluster
+from tests.support.slurm import SlurmCluster, make_slurm
+from tests.support.ssh import start_sshd
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "tests/scripts/tuned.py")
+SPACE = """
+parameters:
+  optimization.learning_rate: [0.3, 0.03, 0.003, 1e30]
+  seed: [1, 2, 3]
+"""
+FLAGS = ("--trials=3", "--generation=3", "--rungs=4", "--sampler=random", "--seed=5")
+RANKS = ("--nproc-per-trial=2", "--parallel-trials=2")
+ENOUGH_S = 900.0
+Facts = tuple[Any, Any]
+
+
+@dataclass
+class Desk:
+    """Where a person types `drivetrain tune`."""
+
+    folder: Path
+    flags: tuple[str, ...]
+    host: Host | None = None
+    env: dict[str, str] | None = None
+    cluster: SlurmCluster | None = None
+
+    @property
+    def study(self) -> Path:
+        return self.folder / "study"
+
+    def start(self, output: Path, *more: str) -> subprocess.Popen[str]:
+        space = self.folder / "space.yaml"
+        space.write_text(SPACE)
+        words = ["tune", SCRIPT, f"--space={space}", f"--study={self.study}", *FLAGS, *RANKS]
+        command = [sys.executable, "-m", "drivetrain", *words, *self.flags, *more]
+        environment = {**(self.env or os.environ), "OMP_NUM_THREADS": "1"}
+        with output.open("w") as file:
+            said = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": ROOT}
+            if self.host is None:
+                return subprocess.Popen(command, env=environment, text=True, **said)
+            return self.host.popen(command, env=environment, **said)
+
+    def run(self, *more: str) -> str:
+        """To its end; what it said."""
+        output = self.folder / "said.txt"
+        driver = self.start(output, *more)
+        code = driver.wait(ENOUGH_S)
+        said = output.read_text()
+        assert code == 0, said
+        return said
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + ENOUGH_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.1)
+
+
+def killed_and_run(desk: Desk) -> str:
+    """The driver is killed once a trial is submitted; the next one adopts it."""
+    output = desk.folder / "first.txt"
+    driver = desk.start(output)
+    jobs = desk.study / "trials"
+    wait_until(
+        lambda: driver.poll() is not None or any(jobs.glob("*/job.json")), "a trial is submitted"
+    )
+    assert driver.poll() is None, output.read_text()
+    driver.send_signal(signal.SIGKILL)  # of a host's command: the process itself, by exec
+    driver.wait()
+    return desk.run()
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Desk]:
+    yield Desk(folder, ())
+
+
+@contextmanager
+def hosts(folder: Path) -> Iterator[Desk]:
+    with ExitStack() as stack:
+        *machines, host = stack.enter_context(make_hosts(3))
+        ssh = stack.enter_context(start_sshd(machines))
+        file = folder / "hosts"
+        file.write_text("".join(f"{machine.name} slots=2\n" for machine in machines))
+        kept = {n: os.environ[n] for n in ("PYTHONPATH",) if n in os.environ}
+        variables = {"OMP_NUM_THREADS": "1", **kept}
+        env = [f"--env={name}={value}" for name, value in variables.items()]
+        flags = ("--on=hosts", f"--hosts={file}", f"--ssh={ssh}", "--nnodes=1", *env)
+        yield Desk(folder, flags, host)
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[Desk]:
+    """One node, and every trial wants it for itself: the second waits in the queue."""
+    with make_slurm(1) as cluster:
+        flags = ("--on=slurm", "--partition=main", "--exclusive")
+        yield Desk(folder, flags, cluster.login, cluster.environment, cluster)
+
+
+@contextmanager
+def ray(folder: Path) -> Iterator[Desk]:
+    with (
+        make_hosts(2) as machines,
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short,
+        make_ray_cluster(machines, Path(short), cpus_per_host=2, has_job_server=True) as cluster,
+    ):
+        flags = ("--on=ray", f"--address={cluster.job_server}", "--env=OMP_NUM_THREADS=1")
+        yield Desk(folder, flags, cluster.head, dict(cluster.environment))
+
+
+PLACES = {
+    "local": ("this machine", local),
+    "hosts": ("2 machines over ssh, a trial on each", hosts),
+    "slurm": ("Slurm, 1 node: the second trial waits in the queue", slurm),
+    "ray": ("Ray, 2 nodes of 2 CPUs, by its Jobs API", ray),
+}
+
+
+def facts_of(study: Path) -> Facts:
+    state = read_journal(study)
+    ended = state.ended.values()
+    return state.asked, sorted((e.trial, e.rung, e.outcome, e.step, e.value) for e in ended)
+
+
+def winner_of(study: Path) -> tuple[int, float, str]:
+    """Its number, its value and its weights, every bit."""
+    made = load_study(study)
+    best = decide.winner(made.settings, read_journal(study))
+    assert best is not None
+    assert best.value is not None
+    tensors = torch.load(made.run_dir(best.trial) / "checkpoints/weights.pt", weights_only=True)
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].numpy().tobytes())
+    return best.trial, best.value, digest.hexdigest()
+
+
+def measure(place: str) -> dict[str, Any]:
+    """The study there, its driver killed once."""
+    with tempfile.TemporaryDirectory(prefix="tune-") as name, PLACES[place][1](Path(name)) as desk:
+        began_s = time.monotonic()
+        said = killed_and_run(desk)
+        trial, value, sha256 = winner_of(desk.study)
+        asked, ended = facts_of(desk.study)
+        return {
+            "seconds": time.monotonic() - began_s,
+            "adopted": said.count("adopted"),
+            "winner": trial,
+            "value": value,
+            "sha256": sha256,
+            "asked": [dict(each.values) for each in asked],
+            "ended": ended,
+        }
+
+
+def table(found: dict[str, dict[str, Any]]) -> list[str]:
+    """For people; the same result as `local`, or not."""
+    lines = [
+        "# One study on every target",
+        "",
+        "`make tune-targets`: three trials of two ranks (`tests/scripts/tuned.py`), two at a time,"
+        " one rung; the driver is killed once a trial is submitted, and started again. Same:"
+        " trials, values, outcomes and promotions are those of this machine, to the last bit.",
+        "",
+        "| where | adopted | winner | its loss | SHA-256 of its weights | same |",
+        "| --- | ---: | ---: | ---: | --- | --- |",
+    ]
+    expected = found.get("local")
+    for place, (title, _) in PLACES.items():
+        if (row := found.get(place)) is None:
+            continue
+        keys = ("winner", "value", "sha256", "asked", "ended")
+        same = expected is not None and all(row[key] == expected[key] for key in keys)
+        shown = f"{row['winner']} | {row['value']!r} | `{row['sha256'][:16]}…`"
+        lines.append(f"| {title} | {row['adopted']} | {shown} | {'yes' if same else '**no**'} |")
+    return [*lines, "", "Not run: Kubernetes, for want of an API server and nodes.", ""]
+
+
+def main(folder: Path, places: Sequence[str]) -> None:
+    """Measure, keep what was found (targets.json), and write the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "targets.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for place in places or PLACES:
+        found[place] = measure(place)
+        file.write_text(json.dumps(found, indent=1) + "\n")
+        found = json.loads(file.read_text())
+        (folder / "targets.md").write_text("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
