@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from drivetrain.tune import population
 from drivetrain.tune.journal import Ended, State
 from drivetrain.tune.settings import Settings
 
@@ -29,6 +30,8 @@ def is_over(settings: Settings, state: State, trial: int) -> bool:
         return False
     if last.outcome != "done" or last.rung == settings.num_rungs - 1:
         return True
+    if settings.population:
+        return population.is_left(settings, state, trial, last.rung)
     if settings.schedule == "eager":
         return _all_asked_and_still(settings, state)
     who = promoted(settings, state, trial, last.rung)
@@ -56,6 +59,8 @@ def told(settings: Settings, trial: int) -> range:
 
 def ready(settings: Settings, state: State) -> list[Work]:
     """What can be trained now, in the order in which it should be: what began first, first."""
+    if settings.population:
+        return [Work(*each) for each in population.ready(settings, state)]
     found = []
     for trial in range(len(state.asked)):
         last = state.last(trial)

@@ -25,6 +25,7 @@ from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status, Target
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
+from drivetrain.tune import fork
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Outcome
 from drivetrain.tune.sampling import values_as_words
@@ -51,12 +52,13 @@ class Runner:
         words = [*settings.script_args, *values_as_words(asked.values)]
         if rung < len(settings.rungs):
             words.append(f"stop_at_step={settings.rungs[rung]}")
+        words += fork.words(self.study, asked)
         run_dir = self.study.run_dir(asked.trial).absolute()
         return Job(
             name=f"{self.study.path.absolute().name}-{asked.trial}",
             script=settings.script,
             script_args=tuple(words),
-            flags=(f"--max-restarts={settings.max_restarts}",),
+            flags=(f"--max-restarts={settings.max_restarts}", *fork.flags(asked)),
             run_dir=str(run_dir),
             working_dir=self.working_dir,
             processes_per_node=settings.processes_per_trial,
