@@ -58,7 +58,7 @@ def loss_of(values: Any) -> float:
     """The near-empty objective."""
     rate, decay = values["optimization.learning_rate"], values["optimization.weight_decay"]
     warmup = values["optimization.warmup_steps"]
-    return abs(rate - 0.01) + decay + warmup / 1e4
+    return float(abs(rate - 0.01) + decay + warmup / 1e4)
 
 
 @dataclasses.dataclass(frozen=True)

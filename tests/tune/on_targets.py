@@ -63,7 +63,7 @@ class Desk:
         command = [sys.executable, "-m", "drivetrain", *words, *self.flags, *more]
         environment = {**(self.env or os.environ), "OMP_NUM_THREADS": "1"}
         with output.open("w") as file:
-            said = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": ROOT}
+            said: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "cwd": ROOT}
             if self.host is None:
                 return subprocess.Popen(command, env=environment, text=True, **said)
             return self.host.popen(command, env=environment, **said)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.launch.job import Job
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
 from drivetrain.launch.targets.local import Local
@@ -26,6 +25,7 @@ from drivetrain.tune.journal import Asked, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Space
 from drivetrain.tune.trial_run import Runner
+from tests.tune.jobs import like
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests/scripts/tuned.py")
@@ -165,12 +165,6 @@ def runner(tmp_path: Path, **changes: Any) -> Runner:
     settings = Settings(SCRIPT, ("a.b=c",), num_trials=2, **changes)
     study: Study = open_study(tmp_path / "study", settings, space)
     return Runner(study, Local(), like(study))
-
-
-def like(study: Study) -> Job:
-    settings = study.settings
-    ranks = settings.processes_per_trial
-    return Job("study", settings.script, (), (), "", "/", processes_per_node=ranks)
 
 
 def test_a_rung_is_a_stop_and_the_last_is_the_runs_own_end(tmp_path: Path) -> None:

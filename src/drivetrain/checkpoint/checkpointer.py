@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from drivetrain._version import __version__
-from drivetrain.checkpoint import catalogue, lineage
+from drivetrain.checkpoint import catalogue, lineage, pins
 from drivetrain.checkpoint.access import refusals_named
 from drivetrain.checkpoint.contract import Change, Contract
 from drivetrain.checkpoint.failures import causes, is_of_the_storage, no_good_one, reason, stale
@@ -437,7 +437,12 @@ class Checkpointer:
         self.storage.put(f"{folder}/{NAME}", whole.to_json())
 
     def _drop_outdated(self) -> None:
-        listed = catalogue.entries(self.storage, check_sizes=False)
+        held = pins.pinned(self.storage)
+        listed = [
+            entry
+            for entry in catalogue.entries(self.storage, check_sizes=False)
+            if entry.folder not in held
+        ]
         good = [entry.manifest for entry in listed if entry.manifest is not None]
         for entry in listed:  # now that there is one of this attempt, others' can go
             if entry.state == "replaced" and entry.attempt < self.attempt:

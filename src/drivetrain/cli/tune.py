@@ -17,7 +17,7 @@ from drivetrain.core.requirements import require
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
-from drivetrain.tune import decide, rows
+from drivetrain.tune import decide, fork, lineage, rows
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.places import places_for
@@ -31,7 +31,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
     """What was typed, each value of its kind."""
     try:
         rungs = tuple(int(step) for step in values["rungs"].split(",") if step)
-        return TypeAdapter(Settings).validate_python({**values, "rungs": rungs})
+        values = {**values, "rungs": rungs, **_of_population(values)}
+        return TypeAdapter(Settings).validate_python(values)
     except ValidationError as error:
         found = error.errors()
         problems = [
@@ -42,6 +43,24 @@ def settings_from(values: dict[str, Any]) -> Settings:
     except ValueError:
         remedy = "--rungs 20,60"
         raise ConfigError([Problem("--rungs", "not steps", remedy, values["rungs"])]) from None
+
+
+def _of_population(values: dict[str, Any]) -> dict[str, Any]:
+    """Its factors as numbers; and each member is a trial, all of one generation."""
+    try:
+        factors = tuple(map(float, values.get("perturb", "0.8,1.2").split(",")))
+    except ValueError:
+        factors = ()
+    if len(factors) != 2:
+        rule, remedy = "not two factors", "--perturb 0.8,1.2"
+        raise ConfigError([Problem("--perturb", rule, remedy, values["perturb"])])
+    size = values.get("population", 0)
+    if not size:
+        return {"perturb": factors}
+    if values["num_trials"] not in (0, size):
+        rule = f"a population of {size} begins with as many"
+        raise ConfigError([Problem("--trials", rule, "leave it out", values["num_trials"])])
+    return {"perturb": factors, "num_trials": size, "generation": size}
 
 
 def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -> None:
@@ -145,9 +164,40 @@ def _line(study: Study, state: State) -> str:
     over = sum(decide.is_over(settings, state, trial) for trial in range(len(state.asked)))
     best = decide.winner(settings, state)
     words = [f"{over}/{settings.num_trials} trials", str(study.path), settings.sampler]
+    if settings.population:
+        words[0] = f"{over}/{len(state.asked)} trials of {settings.population} members"
     if best is not None:
         words.append(f"best {settings.metric} {best.value:.6g} (trial {best.trial})")
     return "  ".join(words)
+
+
+def verify(path: str, trial: int | None) -> int:
+    """Replay a trial, the best unless one is named; 1 when it does not end with the same bits."""
+    study = load_study(Path(path))
+    state = read_journal(study.path)
+    best = decide.winner(study.settings, state)
+    if trial is None and best is None:
+        raise DrivetrainError("no trial has come to a value")
+    number = best.trial if trial is None and best is not None else trial
+    if number is None or not 0 <= number < len(state.asked):
+        remedy = f"0 to {len(state.asked) - 1}" if state.asked else "none was begun"
+        raise ConfigError([Problem("--trial", "no such trial", remedy, trial)])
+    from drivetrain.tune.replay import replay  # torch, and only then
+
+    done = replay(study, state, number)
+    for part in done.segments:
+        end = "its end" if part.stop_at is None else f"step {part.stop_at}"
+        say(f"trial {part.trial} to {end}: {' '.join(values_as_words(part.values))}")
+    say(f"weights after step {done.step}, SHA-256")
+    say(f"  study   {done.study_sha256}")
+    say(f"  replay  {done.replay_sha256}")
+    if done.is_same:
+        say(f"equal: {done.num_identical} tensors, the optimizer's and the ranks' state among them")
+        return 0
+    for each in done.differences[:10]:
+        say(f"  {each.name}: {each.what} {each.here} {each.there}".rstrip())
+    say(f"not equal; the replay is in {done.folder}")
+    return 1
 
 
 def show(path: str, trial: int | None) -> None:
@@ -167,6 +217,14 @@ def show(path: str, trial: int | None) -> None:
         shown = " ".join(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in row.values.items())
         mark = "  *" if row.is_best else ""
         say(f"{row.trial:>5}  {row.state:<10}  {row.step:>6}  {value:>10}  {shown}{mark}")
+    if study.settings.population:
+        say("lineage")
+        state = read_journal(study.path)
+        for text in lineage.tree(study, state):
+            say(f"  {text}")
+        for asked in state.asked:
+            if asked.fork is not None and fork.needs_donor(study, state, asked):
+                say(f"trial {asked.trial} has not saved yet: {asked.fork.checkpoint} is kept")
 
 
 def _short(value: object) -> str:
@@ -184,6 +242,11 @@ def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:
         value = "" if end.value is None else f"  {study.settings.metric} {end.value:.17g}"
         say(f"rung {end.rung}: {end.outcome}  step {end.step}{value}  {end.reason}".rstrip())
     say(f"run directory: {row.run_dir}")
+    if row.fork is not None:
+        say(f"begun with: trial {row.fork.donor} at step {row.fork.step} ({row.fork.checkpoint})")
+        again = f"drivetrain tune verify {shlex.quote(str(study.path))} --trial {trial}"
+        say(f"from the root once more: {again}")
+        return
     settings = study.settings
     command = ["drivetrain", "train", settings.script]
     command += [f"--nnodes={settings.nodes_per_trial}"] if settings.nodes_per_trial > 1 else []

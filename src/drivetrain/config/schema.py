@@ -47,7 +47,8 @@ class Checkpoint(Section):
     weights/ of safetensors in Hugging Face layout, written by all ranks, beside the checkpoints.
     auto: weights.pt up to 1 GiB of weights, the folder above. The same for the best ones."""
     resume_from: str | None = None
-    """Start from the newest checkpoint of another run: its directory or its checkpoints'."""
+    """Start from the newest checkpoint of another run: its directory or its checkpoints'; or from
+    one checkpoint, by its own folder (…/step-000000024-a1)."""
 
 
 class PowerSGD(Section):

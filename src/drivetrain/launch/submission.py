@@ -87,7 +87,7 @@ def find(run_dir: str | Path) -> Submission | None:
 def _checked(values: dict[str, Any], folder: Path) -> Submission:
     """Every value of its kind; what reaches a scheduler's command line is a word."""
     options = dict(values["target"])
-    kind = target_type(str(options.pop("name")))
+    kind: Any = target_type(str(options.pop("name")))
     target = _adapter(kind).validate_python(vars(with_options(kind, options)))
     told = {**values["job"], "secrets": _secrets(folder, values["job"].get("secrets", ()))}
     job = _adapter(Job).validate_python(vars(Job(**told)))
@@ -103,7 +103,7 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
 
 
 @functools.cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Making one takes longer than all the rest of reading a job, and a study's are read often."""
     return TypeAdapter(kind)
 

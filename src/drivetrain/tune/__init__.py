@@ -5,6 +5,11 @@ settings.py    what else decides a study's result; written once
 journal.py     what has happened, append-only; the study's state is a function of it
 decide.py      which runs come next, and which trial is best: pure
 sampling.py    values of one trial, by Optuna: a function of (seed, trial, earlier results)
+population.py  of a population: who is left at a rung, and who forks from whom: pure
+perturb.py     the values a fork goes on with, from its donor's: pure
+fork.py        a fork's beginning, and the pin that keeps its donor's checkpoint until then
+lineage.py     who forked from whom, as a tree of text
+replay.py      a trial once more, from the root of its line: the same bits?
 trial_run.py   one trial on a target: submitted, looked at, its result read
 driver.py      brings the two sides together; may be killed at any moment
 """

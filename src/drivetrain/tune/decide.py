@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from drivetrain.tune import population
 from drivetrain.tune.journal import Ended, State
 from drivetrain.tune.settings import Settings
 
@@ -31,6 +32,8 @@ def is_over(settings: Settings, state: State, trial: int) -> bool:
         return False
     if last.outcome != "done" or last.rung == settings.num_rungs - 1:
         return True
+    if settings.population:
+        return population.is_left(settings, state, trial, last.rung)
     if settings.schedule == "eager":
         return _all_asked_and_still(settings, state)
     who = promoted(settings, state, trial, last.rung)
@@ -71,6 +74,8 @@ def ready(settings: Settings, state: State) -> list[Work]:
 
 
 def _ready(settings: Settings, state: State) -> list[Work]:
+    if settings.population:
+        return [Work(*each) for each in population.ready(settings, state)]
     found = []
     # eagerly a trial may go on until the last is asked for: none of them is over before
     first = 0 if settings.schedule == "eager" else _num_over(settings, state)

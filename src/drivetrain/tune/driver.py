@@ -14,7 +14,7 @@ from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, EnvironmentProblem, Problem
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
-from drivetrain.tune import decide, sampling
+from drivetrain.tune import decide, fork, population, sampling
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Ended, Journal, Promoted
 from drivetrain.tune.settings import Study
@@ -58,12 +58,14 @@ class Driver:
 
     def _run(self) -> Ended | None:
         journal, settings = Journal(self.study.path), self.study.settings
-        mirror = sampling.Mirror(self.study)
+        mirror, pins = sampling.Mirror(self.study), fork.Pins(self.study)
         self._refuse_hopeless(journal)
         self._adopt(journal)
         num_judged = 0
         while True:
             mirror.catch_up(journal.state)
+            self._fork(journal)
+            pins.keep(journal.state)
             if settings.schedule == "eager" and len(journal.state.ended) > num_judged:
                 num_judged = len(journal.state.ended)
                 for work in decide.newly_promoted(settings, journal.state):
@@ -74,6 +76,16 @@ class Driver:
                 if not self._collect(journal):
                     time.sleep(self.runner.pause_s(len(self._running)))
         return decide.winner(settings, journal.state)
+
+    def _fork(self, journal: Journal) -> None:
+        """What is due where all members of a population have come to a rung."""
+        if not self.study.settings.population:
+            return
+        while (due := population.next_fork(self.study, journal.state)) is not None:
+            asked = fork.begun(self.study, due)
+            journal.write(asked)
+            shown = " ".join(sampling.values_as_words(asked.values))
+            self.say(f"trial {asked.trial}: from trial {due.donor} at step {due.step}: {shown}")
 
     def _adopt(self, journal: Journal) -> None:
         """What was running when the last driver ended; even if it is more than may run now."""
@@ -109,9 +121,10 @@ class Driver:
             if work not in self._running:
                 self._running[work] = 0
                 if self._status(work, journal) is None:  # else it has ended unseen
-                    if work.rung > 0:
+                    if work.rung > state.asked[work.trial].first_rung:
                         step = settings.rungs[work.rung - 1]
-                        self.say(f"trial {work.trial}: among the best at step {step}; goes on")
+                        why = "" if settings.population else "among the best at "
+                        self.say(f"trial {work.trial}: {why}step {step}; goes on")
                     self._submit(work, journal)
                 return True
         if decide.next_trial(settings, state) is None:

@@ -1,6 +1,7 @@
 """The journal: what was asked and what came of it, one JSON line each, never changed.
 
     {"kind": "asked", "trial": 3, "values": {"optimization.learning_rate": 0.01}}
+    {"kind": "asked", "trial": 4, "values": {…}, "fork": {"donor": 0, "step": 24, …}}
     {"kind": "ended", "trial": 3, "rung": 0, "outcome": "done", "step": 24, "value": 0.31}
 
 A line is on disk before anything is done because of it. The driver's memory holds nothing else, so
@@ -29,12 +30,32 @@ Outcome = Literal["done", "not_finite", "failed"]
 
 
 @dataclass(frozen=True)
+class Fork:
+    """Where a trial of a population begins, if not at the beginning."""
+
+    donor: int
+    """The trial whose checkpoint it is."""
+    rung: int
+    step: int
+    member: int
+    """The place in the population that it takes."""
+    checkpoint: str
+    """In the study's directory, or an address of its own."""
+
+
+@dataclass(frozen=True)
 class Asked:
     """A trial's values."""
 
     trial: int
     values: Mapping[str, Scalar]
+    fork: Fork | None = None
     kind: Literal["asked"] = "asked"
+
+    @property
+    def first_rung(self) -> int:
+        """The one it trains to first."""
+        return 0 if self.fork is None else self.fork.rung + 1
 
 
 @dataclass(frozen=True)
@@ -99,6 +120,8 @@ class State:
         if isinstance(entry, Asked):
             if entry.trial != len(self.asked):
                 raise ValueError(f"trial {entry.trial} where {len(self.asked)} is next")
+            if entry.fork is not None and not 0 <= entry.fork.donor < entry.trial:
+                raise ValueError(f"a fork of trial {entry.fork.donor}, which is not before it")
             self.asked.append(entry)
             return
         if not 0 <= entry.trial < len(self.asked):
@@ -124,7 +147,10 @@ class Journal:
 
     def write(self, entry: Entry) -> None:
         """On disk when it returns."""
-        line = json.dumps(asdict(entry), allow_nan=False) + "\n"
+        said = asdict(entry)
+        if isinstance(entry, Asked) and entry.fork is None:
+            del said["fork"]
+        line = json.dumps(said, allow_nan=False) + "\n"
         self.state.take(entry)
         with self._path.open("ab") as file:
             file.write(line.encode())

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drivetrain.tune import decide
-from drivetrain.tune.journal import State, read_journal
+from drivetrain.tune.journal import Fork, State, read_journal
 from drivetrain.tune.settings import Study
 from drivetrain.tune.space import Scalar
 
@@ -29,6 +29,8 @@ class Row:
     reason: str
     is_best: bool
     run_dir: str
+    fork: Fork | None
+    """Of a population: whose checkpoint it begins with; none of those at the roots."""
 
 
 def rows_of(study: Study, state: State | None = None) -> list[Row]:
@@ -51,6 +53,7 @@ def _row(study: Study, state: State, trial: int, best: int | None) -> Row:
         reason="" if last is None else last.reason,
         is_best=trial == best,
         run_dir=str(study.run_dir(trial)),
+        fork=state.asked[trial].fork,
     )
 
 
@@ -75,8 +78,12 @@ def as_csv(rows: list[Row]) -> str:
     keys = list(dict.fromkeys(key for row in rows for key in row.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", "rung", "step", "value", "is_best", *keys])
+    has_forks = any(row.fork for row in rows)
+    origin = ["donor", "forked_at"] if has_forks else []
+    writer.writerow(["trial", "state", "rung", "step", "value", "is_best", *origin, *keys])
     for row in rows:
         facts: list[Any] = [row.trial, row.state, row.rung, row.step, row.value, row.is_best]
+        if has_forks:
+            facts += [row.fork.donor, row.fork.step] if row.fork else [None, None]
         writer.writerow([*facts, *(row.values.get(key) for key in keys)])
     return text.getvalue()

@@ -106,9 +106,9 @@ def _after(earlier: list[Any]) -> Any:
 
     Optuna's own would copy each of them for each question: most of the time that asking takes.
     """
-    optuna = require("optuna", extra="tune")
+    in_memory: Any = require("optuna", extra="tune").storages.InMemoryStorage
 
-    class After(optuna.storages.InMemoryStorage):  # type: ignore[misc]
+    class After(in_memory):  # type: ignore[misc]
         def get_trial(self, trial_id: int) -> Any:
             found = super().get_trial(trial_id)
             found.number = len(earlier)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from drivetrain.core.bounded import read_json
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.files import write_whole
+from drivetrain.tune.perturb import Rule, key_problems
 from drivetrain.tune.space import Space, from_dict
 
 FILE = "study.json"
@@ -47,6 +48,14 @@ class Settings:
     max_restarts: int = 3
     """Of one trial, after failures in training."""
     nodes_per_trial: int = 1
+    population: int = 0
+    """Members that train side by side and fork from each other at the rungs; 0: no population."""
+    quantile: float = 0.25
+    """Of a population: how many are left at each rung, and how many are their donors."""
+    perturb: tuple[float, float] = (0.8, 1.2)
+    """A fork's numbers are its donor's times one of these."""
+    resample: float = 0.25
+    """How likely a fork's value is drawn anew instead."""
 
     @property
     def num_rungs(self) -> int:
@@ -57,6 +66,16 @@ class Settings:
     def asks_by_results(self) -> bool:
         """Whether a trial's values depend on results of earlier ones."""
         return self.sampler != "random"
+
+    @property
+    def num_replaced(self) -> int:
+        """Of a population, at each rung."""
+        return max(1, int(self.population * self.quantile))
+
+    @property
+    def perturbing(self) -> Rule:
+        """What a fork does with its donor's values."""
+        return Rule(self.perturb, self.resample)
 
     def generation_of(self, trial: int) -> range:
         """The trials that compete with this one, itself included."""
@@ -93,15 +112,41 @@ def problems(settings: Settings) -> list[Problem]:
     if any(step < 1 for step in rungs) or list(rungs) != sorted(set(rungs)):
         shown = ",".join(map(str, rungs))
         found.append(Problem("--rungs", "must be steps that rise", "--rungs 20,60", shown))
+    if settings.population:
+        return [*found, *_population_problems(settings)]
     if rungs and settings.generation < settings.factor:
         rule = f"of {settings.generation} trials none is one of {settings.factor}"
         found.append(Problem("--generation", rule, "a larger one", settings.generation))
     return found
 
 
+def _population_problems(settings: Settings) -> list[Problem]:
+    found = []
+    if settings.population < 2:
+        rule = "one alone has nobody to fork from"
+        found.append(Problem("--population", rule, "--population 8", settings.population))
+    if not settings.rungs:
+        rule = "a population needs steps at which members are compared"
+        found.append(Problem("--rungs", rule, "--rungs 100,200,300", has_value=False))
+    if not 0 < settings.quantile <= 0.5:
+        rule = "must be above 0, and at most 0.5"
+        found.append(Problem("--quantile", rule, "--quantile 0.25", settings.quantile))
+    if not 0 < settings.perturb[0] < 1 < settings.perturb[1]:
+        shown = ",".join(map(str, settings.perturb))
+        rule = "must be two factors, one below 1 and one above"
+        found.append(Problem("--perturb", rule, "--perturb 0.8,1.2", shown))
+    if not 0 <= settings.resample <= 1:
+        found.append(Problem("--resample", "must be from 0 to 1", "0.25", settings.resample))
+    if settings.schedule != "deterministic":
+        rule, remedy = "a population is compared once all members are there", "leave it out"
+        found.append(Problem("--schedule", rule, remedy, settings.schedule))
+    return found
+
+
 def open_study(path: Path, settings: Settings, space: Space) -> Study:
     """Write a new study down, or see that the one that is there is this one."""
-    if found := problems(settings):
+    unfit = key_problems(space) if settings.population else []
+    if found := [*problems(settings), *unfit]:
         raise ConfigError(found)
     if (path / FILE).exists():
         before = load_study(path)

@@ -36,6 +36,7 @@ from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status, Target
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
+from drivetrain.tune import fork
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Outcome
 from drivetrain.tune.places import Anywhere, Places
@@ -74,11 +75,13 @@ class Runner:
         words = [*settings.script_args, *values_as_words(asked.values)]
         if rung < len(settings.rungs):
             words.append(f"stop_at_step={settings.rungs[rung]}")
+        words += fork.words(self.study, asked)
+        own = (f"--max-restarts={settings.max_restarts}", *fork.flags(asked))
         return dataclasses.replace(
             self.like,
             name=f"{self.like.name}-{asked.trial}",
             script_args=tuple(words),
-            flags=(*self.like.flags, f"--max-restarts={settings.max_restarts}"),
+            flags=(*self.like.flags, *own),
             run_dir=str(self.study.run_dir(asked.trial).absolute()),
         )
 

@@ -24,7 +24,7 @@ class _RunByDefault(TyperGroup):
 verbs = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Search: `tune SCRIPT --space FILE --trials N` drives a study; ls, show, export, stop.",
+    help="Search: `tune SCRIPT --space FILE --trials N` drives one; ls, show, export, verify …",
 )
 
 
@@ -35,7 +35,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT")],
     space: Annotated[str, typer.Option(help="YAML or Python file: config keys and their ranges.")],
-    trials: Annotated[int, typer.Option(help="How many.")],
+    trials: Annotated[int, typer.Option(help="How many; of a population, its members.")] = 0,
     nproc_per_trial: Annotated[int, typer.Option(help="Ranks of each trial.")] = 1,
     parallel_trials: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
     study: Annotated[
@@ -58,6 +58,18 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         str, typer.Option(help="Steps at which trials pause and the best go on: 20,60.")
     ] = "",
     factor: Annotated[int, typer.Option(help="At a rung one of so many goes on.")] = 3,
+    population: Annotated[
+        int, typer.Option(help="Population based training: members that fork at the rungs.")
+    ] = 0,
+    quantile: Annotated[
+        float, typer.Option(help="Part of a population that is replaced, by forks of the best.")
+    ] = 0.25,
+    perturb: Annotated[
+        str, typer.Option(help="A fork's numbers are its donor's times one of these.")
+    ] = "0.8,1.2",
+    resample: Annotated[
+        float, typer.Option(help="How likely a fork's value is drawn anew instead.")
+    ] = 0.25,
     max_restarts: Annotated[int, typer.Option(help="Of a trial, after failures.")] = 3,
     on: Annotated[
         str,
@@ -83,6 +95,10 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "generation": generation,
         "rungs": rungs,
         "factor": factor,
+        "population": population,
+        "quantile": quantile,
+        "perturb": perturb,
+        "resample": resample,
         "max_restarts": max_restarts,
     }
     run(settings_from(values), space, study, parallel_trials, on)
@@ -124,6 +140,17 @@ def export(
 
     with reading(study):
         export_study(study, form, output)
+
+
+@verbs.command()
+def verify(
+    study: Folder,
+    trial: Annotated[int | None, typer.Option(help="Not the best, but this one.")] = None,
+) -> None:
+    """Train a trial once more from the root of its line: does it end with the same bits?"""
+    from drivetrain.cli.tune import verify as verify_trial
+
+    raise typer.Exit(verify_trial(study, trial))
 
 
 @verbs.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivetrain.checkpoint.checkpointer import Checkpointer
 from drivetrain.checkpoint.contract import Change, ContractChanged
-from drivetrain.checkpoint.manifest import Manifest
+from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import ConfigError, Problem
@@ -124,12 +124,15 @@ class Origin:
 
     def _load_newest(self, checkpointer: Checkpointer) -> Manifest | None:
         manifest = checkpointer.load_newest(self._state)
+        self._take_changes(checkpointer)
+        return manifest
+
+    def _take_changes(self, checkpointer: Checkpointer) -> None:
         keys = [change.key for change in checkpointer.changes if change.outcome == "accepted"]
         if any(key.startswith(_SETS_THE_RATE) for key in keys):
             self._run.begin_schedule_anew()  # accepted: not those of the checkpoint
         elif "global_batch_size" in keys and self.scales_with_batch:
             self._run.take_own_settings({"lr"})
-        return manifest
 
     def _note(self, world: World, folder: str, changes: Sequence[Change]) -> None:
         if world.is_main and changes:
@@ -150,20 +153,32 @@ class Origin:
             raise ConfigError([Problem("checkpoint.directory", rule, remedy, directory)])
 
     def _load_from(self, address: str) -> Manifest:
-        """Another run's newest checkpoint: its directory, or that of its checkpoints."""
+        """One checkpoint; or a run's newest: its directory, or that of its checkpoints."""
+        parent, _, name = address.rstrip("/").rpartition("/")
+        if parse_folder(name):
+            return self._load_one(parent or ".", name)
         for root in (address, f"{address.rstrip('/')}/checkpoints"):
             elsewhere = self._checkpointer.elsewhere(storage_at(root))
             manifest = self._load_newest(elsewhere)
             if manifest is not None:
                 self._checkpointer.changes = elsewhere.changes
                 return manifest
-        raise ConfigError(
-            [
-                Problem(
-                    "checkpoint.resume_from",
-                    "there is no good checkpoint",
-                    "give a run's directory, or its checkpoints'; `drivetrain checkpoint ls` lists",
-                    str(Path(address)) if "://" not in address else address,
-                )
-            ]
-        )
+        remedy = "give a run's directory, or its checkpoints'; `drivetrain checkpoint ls` lists"
+        raise _cannot_begin(address, "there is no good checkpoint", remedy)
+
+    def _load_one(self, root: str, folder: str) -> Manifest:
+        """That one and no other, whatever came after it."""
+        elsewhere = self._checkpointer.elsewhere(storage_at(root))
+        try:
+            manifest = elsewhere.load(self._state, folder)
+        except DamagedCheckpoint as error:
+            remedy = f"`drivetrain checkpoint ls {root}` lists those there are"
+            raise _cannot_begin(f"{root}/{folder}", str(error), remedy) from error
+        self._take_changes(elsewhere)
+        self._checkpointer.changes = elsewhere.changes
+        return manifest
+
+
+def _cannot_begin(address: str, rule: str, remedy: str) -> ConfigError:
+    shown = str(Path(address)) if "://" not in address else address
+    return ConfigError([Problem("checkpoint.resume_from", rule, remedy, shown)])

@@ -1,0 +1,153 @@
+"""Perturb: the values a fork goes on with, from its donor's. Pure: what it draws is a hash.
+
+Only keys that a run can take up in the middle are searched by a population. All others would make
+another model, another layout or another order of samples, and the donor's state would not fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from drivetrain.core.errors import Problem
+from drivetrain.tune.space import Choice, Float, Int, Parameter, Scalar, Space
+
+MUTABLE = frozenset(
+    f"optimization.{key}"
+    for key in (
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "warmup_ratio",
+        "decay_steps",
+        "min_lr_ratio",
+        "momentum",
+        "weight_decay",
+        "max_grad_norm",
+    )
+)
+"""What a resume takes from the config, once the change is accepted, and not from the checkpoint."""
+
+_MEANS = {
+    "optimization.optimizer": "the optimizer's state would be another's",
+    "model": "the donor's weights would be another model's",
+    "precision": "the donor's numbers would have another format",
+    "parallel": "it decides the layout, not what is learned",
+    "memory": "it decides the layout, not what is learned",
+    "communication": "it decides the layout, not what is learned",
+    "compile": "it decides the layout, not what is learned",
+    "micro_batch_size": "it decides the layout, not what is learned",
+    "data": "it decides the order of samples, and some would be used twice or never",
+    "seed": "it decides the order of samples, and some would be used twice or never",
+    "global_batch_size": "it decides the order of samples, and some would be used twice or never",
+    "max_steps": "members would end at different steps",
+    "num_train_epochs": "members would end at different steps",
+    "evaluation": "members would be judged by different evaluations",
+}
+_MOST_TRIES = 100
+
+
+def key_problems(space: Space) -> list[Problem]:
+    """Keys that a population cannot search, and why."""
+    remedy = "give it to all members, after the flags; searched may be " + ", ".join(
+        sorted(key.partition(".")[2] for key in MUTABLE)
+    )
+    return [
+        Problem(key, f"cannot change at a fork: {_meaning(key)}", remedy, has_value=False)
+        for key in space.parameters
+        if key not in MUTABLE
+    ]
+
+
+def _meaning(key: str) -> str:
+    found = _MEANS.get(key) or _MEANS.get(key.partition(".")[0])
+    return found or "a resume does not take it up, or nothing is learned by it"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How far from the donor's values, and how often anew."""
+
+    factors: tuple[float, float] = (0.8, 1.2)
+    """One of the two; a number is multiplied by it, a choice goes one place down or up."""
+    resample: float = 0.25
+    """How likely a value is drawn anew from its range instead."""
+
+
+def perturbed(
+    space: Space, values: Mapping[str, Scalar], rule: Rule, draw: str
+) -> dict[str, Scalar]:
+    """From a donor's values; the same for the same `draw`, on any machine.
+
+    Those that break a constraint are drawn again; a hundred times, and they are the donor's.
+    """
+    for attempt in range(_MOST_TRIES):
+        chances = _chances(f"{draw}/{attempt}")
+        found: dict[str, Scalar] = {}
+        for key, parameter in space.parameters.items():
+            if space.is_active(key, found):
+                found[key] = _changed(parameter, values.get(key), rule, chances)
+        if space.allows(found):
+            return found
+    return dict(values)
+
+
+def chosen(number: int, draw: str) -> int:
+    """One of so many."""
+    return int(next(_chances(draw)) * number)
+
+
+def _chances(draw: str) -> Iterator[float]:
+    """Numbers from 0 up to 1, by a hash: Python's own generators may change between releases."""
+    count = 0
+    while True:
+        digest = hashlib.sha256(f"{draw}/{count}".encode()).digest()
+        yield int.from_bytes(digest[:6], "big") / 2**48
+        count += 1
+
+
+def _changed(parameter: Parameter, value: Scalar, rule: Rule, chances: Iterator[float]) -> Scalar:
+    # all three are taken, whatever becomes of them, so that keys do not depend on each other
+    anew, side, place = next(chances), next(chances), next(chances)
+    is_up = side >= 0.5
+    if isinstance(parameter, Choice):
+        if anew < rule.resample or value not in parameter.values:
+            return parameter.values[int(place * len(parameter.values))]
+        return _neighbour(parameter.values, parameter.values.index(value), is_up=is_up)
+    # nothing becomes of 0 when it is multiplied
+    if anew < rule.resample or not isinstance(value, int | float) or value == 0:
+        return _drawn(parameter, place)
+    wanted = value * rule.factors[is_up]
+    if isinstance(parameter, Int) and _on_grid(parameter, wanted) == value:
+        wanted = value + (parameter.step if wanted > value else -parameter.step)
+    return _on_grid(parameter, wanted)
+
+
+def _neighbour(values: tuple[Scalar, ...], index: int, *, is_up: bool) -> Scalar:
+    other = index + (1 if is_up else -1)
+    if not 0 <= other < len(values):
+        other = 2 * index - other  # from an end there is one way only
+    return values[min(max(other, 0), len(values) - 1)]
+
+
+def _drawn(parameter: Float | Int, place: float) -> Scalar:
+    low, high = parameter.low, parameter.high
+    if parameter.log:
+        return _on_grid(parameter, math.exp(math.log(low) + place * math.log(high / low)))
+    # of whole numbers each is as likely: the last one has a place of its own
+    width = parameter.step if isinstance(parameter, Int) else 0
+    return _on_grid(parameter, low + place * (high - low + width), down=bool(width))
+
+
+def _on_grid(parameter: Float | Int, wanted: float, *, down: bool = False) -> Scalar:
+    """The nearest value that the range has (`down`: the next below)."""
+    low, high, step = parameter.low, parameter.high, parameter.step
+    wanted = min(max(wanted, low), high)
+    if step is not None:
+        places = (wanted - low) / step
+        most = math.floor((high - low) / step + 1e-9)
+        wanted = low + min(math.floor(places) if down else round(places), most) * step
+        wanted = min(wanted, high)
+    return round(wanted) if isinstance(parameter, Int) else float(wanted)
