@@ -221,6 +221,13 @@ def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
     end = made.result(Work(0, 0), finished, 0)
     assert end is not None
     assert (end.outcome, end.step, end.value) == ("done", 8, 0.1)
+    straight = Runner(
+        runner(tmp_path / "a", promote="stop", generation=1, rungs=(4, 6, 9)).study, Local(), ""
+    )
+    recorded(straight.study.run_dir(0), [(4, 0.5), (8, 0.1)])
+    ends = [straight.result(Work(0, rung), finished, 0) for rung in range(4)]
+    found = [(end.step, end.value) for end in ends if end is not None]
+    assert found == [(4, 0.5), (8, 0.1), (8, 0.1), (8, 0.1)], "a rung has its own evaluation"
     other = Runner(runner(tmp_path / "b", metric="accuracy").study, Local(), "")
     recorded(other.study.run_dir(0), [(4, 0.5)])
     end = other.result(Work(0, 0), finished, 0)

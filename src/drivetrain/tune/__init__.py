@@ -3,6 +3,7 @@
 space.py       which config keys are searched, and over what values
 settings.py    what else decides a study's result; written once
 journal.py     what has happened, append-only; the study's state is a function of it
+stopping.py    rules: who goes on at a rung; pure
 decide.py      which runs come next, and which trial is best: pure
 sampling.py    values of one trial, by Optuna: a function of (seed, trial, earlier results)
 trial_run.py   one trial on a target: submitted, looked at, its result read

@@ -84,7 +84,7 @@ class Driver:
                 self._running[work] = 0
                 asked = state.asked[work.trial]
                 if self.runner.status(asked, work.rung) is None:  # else it has ended unseen
-                    if work.rung > 0:
+                    if state.last(work.trial) is not None:
                         step = settings.rungs[work.rung - 1]
                         self.say(f"trial {work.trial}: among the best at step {step}; goes on")
                     self.runner.start(asked, work.rung)
@@ -141,7 +141,7 @@ class Driver:
     def _refuse_hopeless(self, journal: Journal) -> None:
         """A first generation of which nothing came is a mistake in the script or the space."""
         settings, state = self.study.settings, journal.state
-        first = [state.ended.get((trial, 0)) for trial in settings.generation_of(0)]
+        first = [state.last(trial) for trial in settings.generation_of(0)]
         if all(each is not None and each.outcome == "failed" for each in first):
             reason = first[0].reason if first[0] else ""
             raise DrivetrainError(f"all of the first {len(first)} trials failed: {reason}")

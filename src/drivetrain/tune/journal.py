@@ -34,6 +34,8 @@ class Asked:
 
     trial: int
     values: Mapping[str, Scalar]
+    limits: tuple[float | None, ...] = ()
+    """What its value must not be worse than at each rung, to go straight on; none: anything."""
     kind: Literal["asked"] = "asked"
 
 

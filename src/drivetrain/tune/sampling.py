@@ -42,7 +42,7 @@ def ask(study: Study, state: State) -> Asked:
             made.add_trials(earlier)
             values = _suggested(study.space, made.ask())
         if study.space.allows(values):
-            return Asked(trial, values)
+            return Asked(trial, values, decide.limits(study.settings, state, trial))
     rule = f"{_MOST_TRIES} draws in a row broke them, for trial {trial}"
     shown = "; ".join(study.space.constraints)
     raise ConfigError([Problem("constraints", rule, "loosen them, or narrow the ranges", shown)])

@@ -30,7 +30,7 @@ from drivetrain.tune.constraints import holds, keys_of
 
 Scalar = bool | int | float | str | None
 When = Mapping[str, Sequence[Scalar]]
-_OURS = ("stop_at_step", "output_dir", "name")
+_OURS = ("stop_at_step", "early_stopping.limits", "output_dir", "name")
 """Set by the study for each trial."""
 
 

@@ -29,6 +29,7 @@ from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Outcome
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import Study
+from drivetrain.tune.stopping import config_words
 
 MOST_RESUMES = 100
 """Of one rung of a trial by one driver: what is killed as often never comes anywhere."""
@@ -49,8 +50,7 @@ class Runner:
         """The run of a trial, up to a rung. The same words mean the same job."""
         settings = self.study.settings
         words = [*settings.script_args, *values_as_words(asked.values)]
-        if rung < len(settings.rungs):
-            words.append(f"stop_at_step={settings.rungs[rung]}")
+        words += config_words(settings, asked, rung)
         run_dir = self.study.run_dir(asked.trial).absolute()
         return Job(
             name=f"{self.study.path.absolute().name}-{asked.trial}",
@@ -95,15 +95,20 @@ class Runner:
         return Ended(work.trial, work.rung, outcome, reason=reason)
 
     def _value(self, work: Work, run_dir: Path) -> Ended:
-        """The metric at the run's last evaluation, as it was written down."""
-        name = f"val/{self.study.settings.metric}"
+        """The metric at the run's last evaluation, or at the rung if it went straight on there."""
+        settings = self.study.settings
+        name = f"val/{settings.metric}"
         scalars = open_run(run_dir).scalars()
         series = scalars.get(name)
         if series is None or not len(series):
             there = ", ".join(each for each in scalars if each.startswith("val/")) or "none"
             reason = f"no evaluation has {name} (there: {there})"
             return Ended(work.trial, work.rung, "failed", reason=reason)
-        step, value = int(series.steps[-1]), float(series.values[-1])
+        at = len(series) - 1
+        if settings.promote == "stop" and work.rung < len(settings.rungs):
+            rung = settings.rungs[work.rung]
+            at = next((index for index, step in enumerate(series.steps) if step >= rung), at)
+        step, value = int(series.steps[at]), float(series.values[at])
         if not math.isfinite(value):
             return Ended(work.trial, work.rung, "not_finite", step, reason=f"{name} is {value}")
         return Ended(work.trial, work.rung, "done", step, value)

@@ -58,6 +58,18 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         str, typer.Option(help="Steps at which trials pause and the best go on: 20,60.")
     ] = "",
     factor: Annotated[int, typer.Option(help="At a rung one of so many goes on.")] = 3,
+    stopping: Annotated[
+        str, typer.Option(help="Who goes on at --rungs: successive-halving, hyperband, median.")
+    ] = "successive-halving",
+    promote: Annotated[
+        str,
+        typer.Option(
+            help="pause: trials wait at a rung for each other. stop: each goes straight on or ends."
+        ),
+    ] = "pause",
+    patience: Annotated[
+        int | None, typer.Option(help="End a trial after so many evaluations without a better one.")
+    ] = None,
     max_restarts: Annotated[int, typer.Option(help="Of a trial, after failures.")] = 3,
     on: Annotated[str, typer.Option(help="Where trials run: local.")] = "local",
 ) -> None:
@@ -77,6 +89,9 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "generation": generation,
         "rungs": rungs,
         "factor": factor,
+        "stopping": stopping,
+        "promote": promote,
+        "patience": patience,
         "max_restarts": max_restarts,
     }
     run(settings_from(values), space, study, parallel_trials, on)
