@@ -12,6 +12,7 @@ Policy, for each way a trial's job can end:
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ from drivetrain.tune.stopping import config_words
 MOST_RESUMES = 100
 """Of one rung of a trial by one driver: what is killed as often never comes anywhere."""
 
+VALUES = "DRIVETRAIN_TRIAL_VALUES"
+"""A trial's values as JSON, where they are no config keys but a function's argument."""
+
 _BY_SIGNAL = 128
 """A shell's exit code for a process that signal n has ended is this and n."""
 
@@ -49,8 +53,12 @@ class Runner:
     def job(self, asked: Asked, rung: int) -> Job:
         """The run of a trial, up to a rung. The same words mean the same job."""
         settings = self.study.settings
-        words = [*settings.script_args, *values_as_words(asked.values)]
-        words += config_words(settings, asked, rung)
+        words = [*settings.script_args]
+        environment: tuple[tuple[str, str], ...] = ()
+        if self.study.space.is_config:
+            words += [*values_as_words(asked.values), *config_words(settings, asked, rung)]
+        else:
+            environment = ((VALUES, json.dumps(dict(asked.values))),)
         run_dir = self.study.run_dir(asked.trial).absolute()
         return Job(
             name=f"{self.study.path.absolute().name}-{asked.trial}",
@@ -60,6 +68,7 @@ class Runner:
             run_dir=str(run_dir),
             working_dir=self.working_dir,
             processes_per_node=settings.processes_per_trial,
+            environment=environment,
         )
 
     def status(self, asked: Asked, rung: int) -> Status | None:
