@@ -41,8 +41,7 @@ from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, State, read_journal
 from drivetrain.tune.settings import Settings, Study, open_study
 from drivetrain.tune.space import Float, Space
-from drivetrain.tune.trial_run import Runner
-from tests.tune.jobs import like
+from drivetrain.tune.trial_run import Runner, local_job
 
 SPACE = Space(
     {
@@ -174,7 +173,7 @@ def drive(path: Path, kill_at: int, log: Path | None) -> None:
     if kill_at:
         _arm(kill_at, log)
     driver._SETTLE_S = 0.0
-    driver.Driver(study, InProcess(study, Local(), like(study)), 1).run()
+    driver.Driver(study, InProcess(study, Local(), local_job(study)), 1).run()
 
 
 def _arm(kill_at: int, log: Path | None) -> None:
@@ -261,7 +260,7 @@ def many_forks(folder: str, num_rungs: int) -> list[dict[str, Any]]:
     study = make_study(Path(folder) / f"rank-{dist.get_rank()}", 4, rungs, 0.5)
     # both ranks decide by themselves, of runs that they train together
     shared = Study(Path(folder) / "shared", study.settings, study.space)
-    runner, state, kept = Runner(shared, Local(), like(shared)), State(), fork.Pins(shared)
+    runner, state, kept = Runner(shared, Local(), local_job(shared)), State(), fork.Pins(shared)
     for member, rate in enumerate((0.003, 0.01, 0.03, 0.09)):
         values = {"learning_rate": rate, "weight_decay": 0.01, "max_grad_norm": 1.0}
         state.take(Asked(member, {f"optimization.{k}": v for k, v in values.items()}))
@@ -283,7 +282,7 @@ def many_forks(folder: str, num_rungs: int) -> list[dict[str, Any]]:
 def _ended(study: Study, trial: int, rung: int) -> Ended:
     work = Work(trial, rung)
     dist.barrier()
-    found = Runner(study, Local(), like(study)).result(
+    found = Runner(study, Local(), local_job(study)).result(
         work, Status(JobState.FINISHED, exit_code=0), 0
     )
     assert found is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drivetrain.core.errors import ConfigError, DamagedRun
-from drivetrain.tune import decide, sampling
+from drivetrain.tune import decide, sampling, stopping
 from drivetrain.tune.journal import Ended, Journal, Promoted, State, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Float, Int, Space
@@ -69,13 +69,26 @@ def search(made: Study, num_workers: int, seed: int, kills: int = 0) -> State:
         journal.write(objective(made, work, state))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
+RULES = [
+    {"sampler": "tpe"},
+    {"sampler": "random"},
+    {"sampler": "gp"},
+    {"promote": "stop"},
+    {"promote": "stop", "sampler": "random"},
+    {"stopping": "median", "sampler": "random"},
+    {"stopping": "median", "promote": "stop"},
+    {"stopping": "hyperband", "generation": 6},
+    {"stopping": "hyperband", "generation": 6, "promote": "stop", "sampler": "random"},
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
 def test_the_same_study_on_any_number_of_workers_and_after_kills(
-    tmp_path: Path, sampler: str
+    tmp_path: Path, rule: dict[str, Any]
 ) -> None:
     ends = []
     for number, (workers, kills) in enumerate([(1, 0), (2, 0), (3, 0), (8, 0), (3, 10)]):
-        made = study(tmp_path / str(number), sampler=sampler, num_trials=24)
+        made = study(tmp_path / str(number), num_trials=24, **rule)
         state = search(made, workers, seed=number, kills=kills)
         best = decide.winner(made.settings, state)
         ends.append((state.asked, dict(sorted(state.ended.items())), best))
@@ -83,10 +96,15 @@ def test_the_same_study_on_any_number_of_workers_and_after_kills(
     assert ends[0][2] is not None
     assert ends[0][2].rung == 2
     assert all(end == ends[0] for end in ends)
+    reached = [sum(rung == at for _, rung in ends[0][1]) for at in range(3)]
+    assert max(reached) > reached[2] or rule.get("stopping") == "hyperband", "none has ended early"
+    assert sum(reached) < 24 * 3 - 6, "a bracket that begins later has none of the first rungs"
 
 
-def test_an_eager_study_comes_to_its_end(tmp_path: Path) -> None:
-    made = study(tmp_path, schedule="eager")
+@pytest.mark.parametrize("rule", ["successive-halving", "hyperband", "median"])
+@pytest.mark.parametrize("promote", ["pause", "stop"])
+def test_an_eager_study_comes_to_its_end(tmp_path: Path, rule: str, promote: str) -> None:
+    made = study(tmp_path, schedule="eager", stopping=rule, promote=promote)
     state = search(made, 3, seed=1, kills=3)
     assert len(state.asked) == 12
     assert all(decide.is_over(made.settings, state, trial) for trial in range(12))
@@ -119,7 +137,7 @@ def _asked_of_optuna(made: Study, state: State, trial: int) -> dict[str, Any]:
             plain = optuna.create_study(sampler=sampling._sampler(optuna, made.settings, seed))
             for each in range(trial):
                 plain.add_trial(sampling.as_optuna(made, state, each, is_known=each in known))
-            values = sampling._suggested(made.space, plain.ask())
+            values: dict[str, Any] = sampling.suggested(made.space, plain.ask())
         if made.space.allows(values):
             return values
     raise AssertionError("no draw keeps the constraint")
@@ -180,6 +198,68 @@ def test_promotions(tmp_path: Path) -> None:
     state.take(Ended(3, 1, "done", 4, 0.1))
     state.take(Ended(2, 1, "done", 4, 0.1))
     assert decide.promoted(made.settings, state, 2, 1) == {2}, "equals go by their number"
+
+
+def at_rung(rung: int, **values: float) -> list[Ended]:
+    return [Ended(int(name[1:]), rung, "done", 2, value) for name, value in values.items()]
+
+
+def test_median_lets_the_better_half_go_on(tmp_path: Path) -> None:
+    settings = study(tmp_path, stopping="median").settings
+    here = [*at_rung(0, t0=0.5, t1=0.1, t2=0.3), Ended(3, 0, "failed")]
+    assert stopping.who_goes_on(settings, here, 0) == {1, 2}
+    upwards = study(tmp_path / "max", stopping="median", mode="max").settings
+    assert stopping.who_goes_on(upwards, here, 0) == {0, 2}
+    assert stopping.limit(settings, here[:2]) == pytest.approx(0.3)
+
+
+def test_where_trials_go_straight_on_a_limit_is_known_before_they_start(tmp_path: Path) -> None:
+    made = study(tmp_path, promote="stop", sampler="random", factor=3)
+    settings, state = made.settings, State()
+    for trial in range(4):
+        state.take(sampling.ask(made, state))
+        assert state.asked[trial].limits == (None, None), "the first generation has none before it"
+    for trial, value in enumerate((0.4, 0.1, 0.3, 0.2)):
+        for rung in range(3):
+            assert decide.next_trial(settings, state) is None, "an earlier one is not over"
+            assert decide.ready(settings, state)[0] == decide.Work(trial, rung)
+            state.take(Ended(trial, rung, "done", 2 + rung, value + rung))
+    state.take(sampling.ask(made, state))
+    assert state.asked[4].limits == (0.1, 1.1), "the best one of five"
+    words = stopping.config_words(settings, state.asked[4], 0)
+    assert words[0] == "early_stopping.limits=[[2, 0.1], [4, 1.1]]"
+    assert not any(word.startswith("stop_at_step") for word in words)
+    for value, goes_on in ((0.1, True), (0.11, False)):
+        state.take(Ended(4, 0, "done", 2, value))
+        assert decide.is_over(settings, state, 4) is not goes_on
+    upwards = study(tmp_path / "max", promote="stop", mode="max").settings
+    assert stopping.limit(upwards, at_rung(0, t0=0.4, t1=0.1, t2=0.3, t3=0.2)) == 0.3
+
+
+def test_a_generation_is_one_hyperband(tmp_path: Path) -> None:
+    settings = study(tmp_path, stopping="hyperband", generation=17, factor=3).settings
+    first = [stopping.first_rung(settings, trial) for trial in range(17)]
+    assert first == [0] * 9 + [1] * 5 + [2] * 3
+    assert stopping.first_rung(settings, 17) == 0
+    assert stopping.rivals(settings, 10) == [9, 10, 11], "the study has twelve trials"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stopping": "none"}, "--stopping = none: nothing is decided"),
+        ({"stopping": "median", "rungs": ()}, "needs --rungs"),
+        ({"promote": "stop", "rungs": ()}, "--promote = stop: needs --rungs"),
+        ({"promote": "stop", "generation": 12}, "no other follows"),
+        ({"stopping": "hyperband", "generation": 2}, "3 brackets"),
+        ({"patience": 0}, "--patience = 0"),
+    ],
+)
+def test_rules_that_could_decide_nothing_are_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        study(tmp_path, **changes)
 
 
 def test_values_keep_constraints_and_conditions(tmp_path: Path) -> None:

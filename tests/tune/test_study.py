@@ -24,8 +24,7 @@ from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Space
-from drivetrain.tune.trial_run import Runner
-from tests.tune.jobs import like
+from drivetrain.tune.trial_run import Runner, local_job
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests/scripts/tuned.py")
@@ -164,7 +163,7 @@ def runner(tmp_path: Path, **changes: Any) -> Runner:
     space = Space({"seed": Choice((1, 2))})
     settings = Settings(SCRIPT, ("a.b=c",), num_trials=2, **changes)
     study: Study = open_study(tmp_path / "study", settings, space)
-    return Runner(study, Local(), like(study))
+    return Runner(study, Local(), local_job(study))
 
 
 def test_a_rung_is_a_stop_and_the_last_is_the_runs_own_end(tmp_path: Path) -> None:
@@ -225,6 +224,11 @@ def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
     end = made.result(Work(0, 0), finished, 0)
     assert end is not None
     assert (end.outcome, end.step, end.value) == ("done", 8, 0.1)
+    straight = runner(tmp_path / "a", promote="stop", generation=1, rungs=(4, 6, 9))
+    recorded(straight.study.run_dir(0), [(4, 0.5), (8, 0.1)])
+    ends = [straight.result(Work(0, rung), finished, 0) for rung in range(4)]
+    found = [(end.step, end.value) for end in ends if end is not None]
+    assert found == [(4, 0.5), (8, 0.1), (8, 0.1), (8, 0.1)], "a rung has its own evaluation"
     other = runner(tmp_path / "b", metric="accuracy")
     recorded(other.study.run_dir(0), [(4, 0.5)])
     end = other.result(Work(0, 0), finished, 0)

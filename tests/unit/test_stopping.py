@@ -293,6 +293,39 @@ def test_a_run_that_stops_at_steps_ends_with_the_bits_of_one_that_does_not(
     assert [e.metrics for e in history.evaluations] == [e.metrics for e in whole.evaluations]
 
 
+def test_early_stopping_of_the_config(config: dict[str, Any]) -> None:
+    """By the same rule as the hook; in a loop of one's own, too."""
+    said: dict[str, Any] = {"metric": "accuracy", "mode": "max", "patience": 2}
+    history = make(config, early_stopping=said).fit(data(), data())
+    assert history.stopped == "accuracy was not better than 0.9 (after step 16) in 2 evaluations"
+    assert history.evaluations[-1].step == 24
+    said = {"metric": "accuracy", "mode": "max", "limits": [[6, 0.8], [10, "5.01e-1"]]}
+    history = make(config, early_stopping=said).fit(data(), data())
+    assert history.stopped == "accuracy was 0.5 at step 10, worse than 0.501"
+    assert history.evaluations[-1].step == 12
+    own = kept(config, early_stopping={"patience": 1}, checkpoint={"every_steps": 10})
+    for step in own.steps():
+        one(own, step)
+        own.evaluate(data(), lambda _, batch: {"loss": Total(batch[1].sum() * 0.0 + 1, 1)})
+    assert own.history.steps[-1].step == 2
+    with pytest.raises(ConfigError, match="early_stopping: fit"):
+        make(config, early_stopping={"patience": 1}).fit(data())
+    with pytest.raises(ConfigError, match=r"early_stopping.metric = acc\b.*use one of accuracy"):
+        make(config, early_stopping={"patience": 1, "metric": "acc"}).fit(data(), data())
+
+
+def test_patience_that_ends_at_a_stop_ends_for_good(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a search that pauses there would train on where a run without a pause does not."""
+    said: dict[str, Any] = {"metric": "accuracy", "mode": "max", "patience": 2}
+    first = make(config, early_stopping=said, stop_at_step=24).fit(data(), data())
+    assert first.stopped.startswith("accuracy was not better")
+    assert first.run_dir is not None
+    go_on_in(first.run_dir, monkeypatch)
+    assert make(config, early_stopping=said).fit(data(), data()).steps == []
+
+
 def kept(config: dict[str, Any], **changes: Any) -> KeptLoop:
     config = {**config, "checkpoint": {"every_steps": 10, "asynchronous": False}, **changes}
     return prepare(lambda: nn.Linear(4, 2), None, data(), config)

@@ -126,6 +126,21 @@ class Evaluation(Section):
     """Of each set of validation data only the first so many; null: all of them."""
 
 
+class EarlyStopping(Section):
+    """Ending a run for good when its evaluations are not good enough. Off unless asked for."""
+
+    metric: str = "loss"
+    """Of the evaluations: loss, accuracy …"""
+    mode: Literal["min", "max"] = "min"
+    """Whether lower or higher is better."""
+    patience: int | None = Field(default=None, gt=0)
+    """End after so many evaluations in a row that were not better than the best before them."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Better is: by more than this."""
+    limits: tuple[tuple[int, float], ...] = ()
+    """Pairs of a step and a value: end if the first evaluation at or after that step is worse."""
+
+
 class Memory(Section):
     """Trading time for memory."""
 
@@ -484,6 +499,8 @@ class RunConfig(Section):
     """Loading."""
     evaluation: Evaluation = Evaluation()
     """Validation."""
+    early_stopping: EarlyStopping = EarlyStopping()
+    """Ending early, by evaluations."""
     checkpoint: Checkpoint = Checkpoint()
     """Saving, and going on from what was saved."""
     record: Record = Record()

@@ -28,6 +28,7 @@ from drivetrain.record.session import (
 )
 from drivetrain.record.sinks import is_per_node, make_sink
 from drivetrain.train.assemble import Assembly
+from drivetrain.train.early_stopping import EarlyStopping
 from drivetrain.train.evaluate import evaluate
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.config_record import ConfigRecord
@@ -85,6 +86,10 @@ class Attempt:
         self.history.evaluations.append(result)
         self.assembly.engine.learning_rate.after("evaluation", result.metrics)
         self.saver.score(result)
+        stopping = EarlyStopping.of(self.assembly.config.early_stopping)
+        # the same result on every rank, so all ask for it
+        if stopping is not None and (reason := stopping.reason(self.history)) is not None:
+            self.saver.ask_to_end(reason)
         return result
 
     def evaluate_after(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:

@@ -21,6 +21,7 @@ from drivetrain.data.sources import Source, source_from
 from drivetrain.record.rank_logging import share_console
 from drivetrain.train.assemble import Assembly, assemble
 from drivetrain.train.attempt import Attempt, open_attempt
+from drivetrain.train.early_stopping import EarlyStopping
 from drivetrain.train.evaluate import predict, set_training
 from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.hooks import Hook, HookCaller
@@ -122,7 +123,7 @@ class Trainer(OwnRecords, OwnWeights):
             if val is None:
                 refuse_unstepped(assembly.engine.learning_rate)
             self.assembly, self.resolved, self.history = assembly, assembly.resolved, History()
-            self._refuse_no_best(val)
+            self._refuse_no_validation(val)
             HookCaller(self, self.hooks)("on_setup")
             run = RunState(assembly, self.history, self.stateful)
             with open_attempt(assembly, self.history, run, began_s) as attempt:
@@ -150,8 +151,11 @@ class Trainer(OwnRecords, OwnWeights):
         if self._open is not None:
             self._open.reporter.say_once(message)
 
-    def _refuse_no_best(self, val: Any) -> None:
+    def _refuse_no_validation(self, val: Any) -> None:
         """`keep_best` goes by evaluations, and a checkpoint is made between two steps."""
+        if val is None and EarlyStopping.of(self.config.early_stopping) is not None:
+            rule, remedy = "fit() has no validation data", "pass some, or leave it out"
+            raise ConfigError([Problem("early_stopping", rule, remedy, has_value=False)])
         metric = self.config.checkpoint.keep_best
         if metric is None or self.assembly is None:
             return

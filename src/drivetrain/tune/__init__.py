@@ -3,6 +3,7 @@
 space.py       which config keys are searched, and over what values
 settings.py    what else decides a study's result; written once
 journal.py     what has happened, append-only; the study's state is a function of it
+stopping.py    rules: who goes on at a rung; pure
 decide.py      which runs come next, and which trial is best: pure
 sampling.py    values of one trial, by Optuna: a function of (seed, trial, earlier results)
 population.py  of a population: who is left at a rung, and who forks from whom: pure
@@ -12,4 +13,23 @@ lineage.py     who forked from whom, as a tree of text
 replay.py      a trial once more, from the root of its line: the same bits?
 trial_run.py   one trial on a target: submitted, looked at, its result read
 driver.py      brings the two sides together; may be killed at any moment
+optuna_trial.py  the same for one trial of Optuna's own loop: `run_trial`
+ray_space.py   Ray Tune's domains as ours
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.tune.optuna_trial import run_trial
+
+__all__ = ["run_trial"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "run_trial":
+        raise AttributeError(f"module 'drivetrain.tune' has no attribute {name!r}")
+    from drivetrain.tune.optuna_trial import run_trial
+
+    return run_trial

@@ -9,12 +9,13 @@ all others. So nothing depends on who was first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drivetrain.tune import population
+from drivetrain.tune import population, stopping
 from drivetrain.tune.journal import Ended, State
 from drivetrain.tune.settings import Settings
+from drivetrain.tune.stopping import best_first
 
 
 @dataclass(frozen=True, order=True)
@@ -34,6 +35,8 @@ def is_over(settings: Settings, state: State, trial: int) -> bool:
         return True
     if settings.population:
         return population.is_left(settings, state, trial, last.rung)
+    if settings.promote == "stop":
+        return not _goes_on(settings, state, trial, last.rung)
     if settings.schedule == "eager":
         return _all_asked_and_still(settings, state)
     who = promoted(settings, state, trial, last.rung)
@@ -45,7 +48,7 @@ def next_trial(settings: Settings, state: State) -> int | None:
     trial = len(state.asked)
     if trial >= settings.num_trials:
         return None
-    if settings.schedule == "eager" or not settings.asks_by_results:
+    if settings.schedule == "eager" or not settings.waits_for_results:
         return trial
     first = trial - trial % settings.generation
     return trial if _num_over(settings, state) >= first else None
@@ -66,6 +69,21 @@ def told(settings: Settings, trial: int) -> range:
     return range(trial - trial % settings.generation)
 
 
+def limits(settings: Settings, state: State, trial: int) -> tuple[float | None, ...]:
+    """What a trial must not be worse than at each rung, where each goes straight on or ends."""
+    if settings.promote != "stop":
+        return ()
+    first = stopping.first_rung(settings, trial)
+    rivals = [
+        each for each in told(settings, trial) if stopping.first_rung(settings, each) == first
+    ]
+    found = []
+    for rung in range(len(settings.rungs)):
+        here = [state.ended[each, rung] for each in rivals if (each, rung) in state.ended]
+        found.append(stopping.limit(settings, here))
+    return tuple(found)
+
+
 def ready(settings: Settings, state: State) -> list[Work]:
     """What can be trained now, in the order in which it should be: what began first, first."""
     if state.known.ready is None:
@@ -82,7 +100,7 @@ def _ready(settings: Settings, state: State) -> list[Work]:
     for trial in range(first, len(state.asked)):
         last = state.last(trial)
         if last is None:
-            found.append(Work(trial, 0))
+            found.append(Work(trial, stopping.first_rung(settings, trial)))
         elif last.outcome == "done" and _goes_on(settings, state, trial, last.rung):
             found.append(Work(trial, last.rung + 1))
     return found
@@ -91,6 +109,9 @@ def _ready(settings: Settings, state: State) -> list[Work]:
 def _goes_on(settings: Settings, state: State, trial: int, rung: int) -> bool:
     if rung == settings.num_rungs - 1:
         return False
+    if settings.promote == "stop":
+        limit = state.asked[trial].limits[rung]
+        return stopping.is_within(settings, state.ended[trial, rung].value, limit)
     if settings.schedule == "eager":
         return (trial, rung + 1) in state.promoted
     return trial in (promoted(settings, state, trial, rung) or ())
@@ -103,17 +124,17 @@ def promoted(settings: Settings, state: State, trial: int, rung: int) -> set[int
     here = _at_rung(settings, state, trial, rung)
     if here is None:
         return None
-    # of a generation that the number of trials has cut short at least one goes on
-    most = max(1, len(settings.generation_of(trial)) // settings.factor ** (rung + 1))
-    who = {each.trial for each in best_first(settings, here)[:most]}
+    num_rivals = len(stopping.rivals(settings, trial))
+    depth = rung - stopping.first_rung(settings, trial) + 1
+    who = stopping.who_goes_on(settings, here, num_rivals // settings.factor**depth)
     state.known.judged.update(((each.trial, rung), who) for each in here)
     return who
 
 
 def _at_rung(settings: Settings, state: State, trial: int, rung: int) -> list[Ended] | None:
     """The results of those in the generation that were to come to a rung; None before all have."""
-    members: Sequence[int] = settings.generation_of(trial)
-    if rung > 0:
+    members: Sequence[int] = stopping.rivals(settings, trial)
+    if rung > stopping.first_rung(settings, trial):
         before = promoted(settings, state, trial, rung - 1)
         if before is None:
             return None
@@ -127,24 +148,22 @@ def _at_rung(settings: Settings, state: State, trial: int, rung: int) -> list[En
 def newly_promoted(settings: Settings, state: State) -> list[Work]:
     """Eager: who goes on by what is known now (ASHA): the best of those at each rung so far."""
     found = []
+    if settings.promote == "stop":
+        return []
     for rung in range(settings.num_rungs - 1):
-        here = [each for (_, at), each in state.ended.items() if at == rung]
-        most = len(here) // settings.factor
-        for each in best_first(settings, here)[:most]:
-            if (each.trial, rung + 1) not in state.promoted:
-                found.append(Work(each.trial, rung + 1))
-    return found
+        brackets: dict[int, list[Ended]] = {}
+        for (trial, at), each in state.ended.items():
+            if at == rung:
+                brackets.setdefault(stopping.first_rung(settings, trial), []).append(each)
+        for here in brackets.values():
+            if (most := len(here) // settings.factor) or settings.stopping == "median":
+                who = sorted(stopping.who_goes_on(settings, here, most))
+                found += [Work(trial, rung + 1) for trial in who]
+    return [work for work in found if (work.trial, work.rung) not in state.promoted]
 
 
 def _all_asked_and_still(settings: Settings, state: State) -> bool:
     return len(state.asked) == settings.num_trials and not ready(settings, state)
-
-
-def best_first(settings: Settings, results: Iterable[Ended]) -> list[Ended]:
-    """Those that have a value, the best in front."""
-    sign = 1.0 if settings.mode == "min" else -1.0
-    done = [each for each in results if each.outcome == "done" and each.value is not None]
-    return sorted(done, key=lambda each: (sign * (each.value or 0.0), each.trial))
 
 
 def winner(settings: Settings, state: State) -> Ended | None:

@@ -121,7 +121,7 @@ class Driver:
             if work not in self._running:
                 self._running[work] = 0
                 if self._status(work, journal) is None:  # else it has ended unseen
-                    if work.rung > state.asked[work.trial].first_rung:
+                    if state.last(work.trial) is not None:
                         step = settings.rungs[work.rung - 1]
                         why = "" if settings.population else "among the best at "
                         self.say(f"trial {work.trial}: {why}step {step}; goes on")
@@ -204,7 +204,7 @@ class Driver:
     def _refuse_hopeless(self, journal: Journal) -> None:
         """A first generation of which nothing came is a mistake in the script or the space."""
         settings, state = self.study.settings, journal.state
-        first = [state.ended.get((trial, 0)) for trial in settings.generation_of(0)]
+        first = [state.last(trial) for trial in settings.generation_of(0)]
         if all(each is not None and each.outcome == "failed" for each in first):
             reason = first[0].reason if first[0] else ""
             raise DrivetrainError(f"all of the first {len(first)} trials failed: {reason}")

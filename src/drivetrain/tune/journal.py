@@ -50,6 +50,8 @@ class Asked:
     trial: int
     values: Mapping[str, Scalar]
     fork: Fork | None = None
+    limits: tuple[float | None, ...] = ()
+    """What its value must not be worse than at each rung, to go straight on; none: anything."""
     kind: Literal["asked"] = "asked"
 
     @property
@@ -148,8 +150,8 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """On disk when it returns."""
         said = asdict(entry)
-        if isinstance(entry, Asked) and entry.fork is None:
-            del said["fork"]
+        if isinstance(entry, Asked):  # what few trials have
+            said = {key: value for key, value in said.items() if value not in (None, ())}
         line = json.dumps(said, allow_nan=False) + "\n"
         self.state.take(entry)
         with self._path.open("ab") as file:

@@ -40,9 +40,9 @@ def ask(study: Study, state: State) -> Asked:
                 ),
                 direction=_direction(study.settings),
             )
-            values = _suggested(study.space, made.ask())
+            values = suggested(study.space, made.ask())
         if study.space.allows(values):
-            return Asked(trial, values)
+            return Asked(trial, values, limits=decide.limits(study.settings, state, trial))
     rule = f"{_MOST_TRIES} draws in a row broke them, for trial {trial}"
     shown = "; ".join(study.space.constraints)
     raise ConfigError([Problem("constraints", rule, "loosen them, or narrow the ranges", shown)])
@@ -63,7 +63,8 @@ def _sampler(optuna: Any, settings: Settings, seed: int) -> Any:
     return samplers.TPESampler(seed=seed)
 
 
-def _suggested(space: Space, trial: Any) -> dict[str, Scalar]:
+def suggested(space: Space, trial: Any) -> dict[str, Scalar]:
+    """Values of one of Optuna's trials, each key after those it depends on."""
     values: dict[str, Scalar] = {}
     for key, parameter in space.parameters.items():
         if not space.is_active(key, values):

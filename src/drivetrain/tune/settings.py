@@ -23,6 +23,7 @@ from drivetrain.tune.space import Space, from_dict
 
 FILE = "study.json"
 SAMPLERS = ("tpe", "random", "gp")
+Stopping = Literal["successive-halving", "hyperband", "median", "none"]
 Mode = Literal["min", "max"]
 
 
@@ -45,6 +46,13 @@ class Settings:
     """Steps after which trials stop and the best go on; the last rung is the run's own end."""
     factor: int = 3
     """One of so many goes on."""
+    stopping: Stopping = "successive-halving"
+    """Who goes on at a rung."""
+    promote: Literal["pause", "stop"] = "pause"
+    """pause: trials wait at a rung for each other. stop: each goes straight on, or ends, by the
+    results of earlier generations."""
+    patience: int | None = None
+    """Evaluations without a better one, after which a trial ends."""
     max_restarts: int = 3
     """Of one trial, after failures in training."""
     nodes_per_trial: int = 1
@@ -77,6 +85,11 @@ class Settings:
         """What a fork does with its donor's values."""
         return Rule(self.perturb, self.resample)
 
+    @property
+    def waits_for_results(self) -> bool:
+        """Whether a trial is asked for only once all earlier generations are over."""
+        return self.asks_by_results or self.promote == "stop"
+
     def generation_of(self, trial: int) -> range:
         """The trials that compete with this one, itself included."""
         first = trial - trial % self.generation
@@ -108,13 +121,34 @@ def problems(settings: Settings) -> list[Problem]:
             found.append(Problem(flag, "must be at least 1", f"{flag} 8", value))
     if settings.factor < 2:
         found.append(Problem("--factor", "must be at least 2", "--factor 3", settings.factor))
-    rungs = settings.rungs
+    if settings.patience is not None and settings.patience < 1:
+        found.append(Problem("--patience", "must be at least 1", "--patience 3", settings.patience))
+    return found + _rung_problems(settings)
+
+
+def _rung_problems(settings: Settings) -> list[Problem]:
+    found, rungs = [], settings.rungs
     if any(step < 1 for step in rungs) or list(rungs) != sorted(set(rungs)):
         shown = ",".join(map(str, rungs))
         found.append(Problem("--rungs", "must be steps that rise", "--rungs 20,60", shown))
     if settings.population:
         return [*found, *_population_problems(settings)]
-    if rungs and settings.generation < settings.factor:
+    if rungs and settings.stopping == "none":
+        rule, remedy = "nothing is decided at --rungs then", "leave --rungs out"
+        found.append(Problem("--stopping", rule, remedy, settings.stopping))
+    if not rungs and settings.stopping in ("hyperband", "median"):
+        found.append(Problem("--stopping", "needs --rungs", "--rungs 20,60", settings.stopping))
+    if not rungs and settings.promote == "stop":
+        found.append(Problem("--promote", "needs --rungs", "--rungs 20,60", settings.promote))
+    if settings.promote == "stop" and settings.num_trials <= settings.generation:
+        rule = f"the first generation ({settings.generation}) goes on to its end; no other follows"
+        remedy = "more --trials, a smaller --generation, or --promote pause"
+        found.append(Problem("--promote", rule, remedy, settings.promote))
+    if settings.stopping == "hyperband" and settings.generation <= len(rungs):
+        rule = f"of {settings.generation} trials none is left for some of {len(rungs) + 1} brackets"
+        found.append(Problem("--generation", rule, "a larger one", settings.generation))
+    is_halving = settings.stopping == "successive-halving" and settings.promote == "pause"
+    if rungs and is_halving and settings.generation < settings.factor:
         rule = f"of {settings.generation} trials none is one of {settings.factor}"
         found.append(Problem("--generation", rule, "a larger one", settings.generation))
     return found

@@ -7,7 +7,8 @@
       optimization.momentum: {low: 0.0, high: 0.99, when: {optimization.optimizer: sgd}}
     constraints: ["optimization.warmup_steps < 1e4 * optimization.learning_rate"]
 
-The same in Python: a file with `SPACE = Space({"optimization.learning_rate": Float(…), …})`.
+The same in Python: a file with `SPACE = Space({"optimization.learning_rate": Float(…), …})`, or a
+dict of Ray Tune's domains (`tune.loguniform(…)`).
 Everything is held against the config's schema here, before a trial starts.
 """
 
@@ -27,10 +28,11 @@ from drivetrain.config.load import value_problems
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.tune.constraints import holds, keys_of
+from drivetrain.tune.ray_space import from_ray
 
 Scalar = bool | int | float | str | None
 When = Mapping[str, Sequence[Scalar]]
-_OURS = ("stop_at_step", "output_dir", "name")
+_OURS = ("stop_at_step", "early_stopping.limits", "output_dir", "name")
 """Set by the study for each trial."""
 
 
@@ -88,6 +90,8 @@ class Space:
 
     parameters: Mapping[str, Parameter]
     constraints: tuple[str, ...] = ()
+    is_config: bool = True
+    """Whether the keys are the config's; else they are what a user's function takes."""
 
     def __post_init__(self) -> None:
         """ConfigError with everything that is wrong."""
@@ -108,6 +112,7 @@ class Space:
         return {
             "parameters": {key: _as_dict(each) for key, each in self.parameters.items()},
             "constraints": list(self.constraints),
+            **({} if self.is_config else {"is_config": False}),
         }
 
 
@@ -134,7 +139,7 @@ def from_dict(document: Any) -> Space:
     """What a YAML file says; ConfigError with every problem."""
     if not isinstance(document, Mapping) or not isinstance(document.get("parameters"), Mapping):
         raise _wrong("space", "has no parameters", "parameters: {key: {low: …, high: …}}")
-    if extra := document.keys() - {"parameters", "constraints"}:
+    if extra := document.keys() - {"parameters", "constraints", "is_config"}:
         raise _wrong("space", "unknown key", "parameters, constraints", sorted(extra)[0])
     constraints = document.get("constraints") or []
     if not isinstance(constraints, list) or not all(isinstance(c, str) for c in constraints):
@@ -149,7 +154,7 @@ def from_dict(document: Any) -> Space:
             problems.append(Problem(str(key), str(error), remedy, str(said)))
     if problems:
         raise ConfigError(problems)
-    return Space(parameters, tuple(constraints))
+    return Space(parameters, tuple(constraints), document.get("is_config") is not False)
 
 
 def _takes_fractions(key: str) -> bool:
@@ -161,6 +166,7 @@ def _takes_fractions(key: str) -> bool:
 def _parameter(key: str, said: Any) -> Parameter:
     if isinstance(said, Parameter):
         return said
+    said = from_ray(said)
     if isinstance(said, list):
         return Choice(tuple(said))
     if not isinstance(said, Mapping):
@@ -216,10 +222,12 @@ def _problems(space: Space) -> Iterator[Problem]:
     before: set[str] = set()
     for key, parameter in space.parameters.items():
         yield from _range_problems(key, parameter)
-        for value in parameter.ends if key in leaf_keys() else parameter.ends[:1]:
-            yield from value_problems({key: value})
         yield from _when_problems(space, key, parameter, before)
         before.add(key)
+        if not space.is_config:
+            continue
+        for value in parameter.ends if key in leaf_keys() else parameter.ends[:1]:
+            yield from value_problems({key: value})
         if key in _OURS:
             yield Problem(key, "is set by the study", "leave it out", has_value=False)
     for text in space.constraints:

@@ -16,6 +16,7 @@ nothing is known (`NoAnswer`), and it is asked for again.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,9 +43,13 @@ from drivetrain.tune.journal import Asked, Ended, Outcome
 from drivetrain.tune.places import Anywhere, Places
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import Study
+from drivetrain.tune.stopping import config_words
 
 MOST_RESUMES = 100
 """Of one rung of a trial by one driver: what is killed as often never comes anywhere."""
+
+VALUES = "DRIVETRAIN_TRIAL_VALUES"
+"""A trial's values as JSON, where they are no config keys but a function's argument."""
 
 _BY_SIGNAL = 128
 """A shell's exit code for a process that signal n has ended is this and n."""
@@ -57,6 +62,13 @@ _ASK_S = 1.0
 
 class NoAnswer(DrivetrainError):
     """Whoever runs the jobs could not be asked: that says nothing of the job."""
+
+
+def local_job(study: Study) -> Job:
+    """What trials on this machine have in common."""
+    settings, name = study.settings, study.path.absolute().name
+    ranks = settings.processes_per_trial
+    return Job(name, settings.script, (), (), "", str(Path.cwd()), processes_per_node=ranks)
 
 
 @dataclass(frozen=True)
@@ -72,9 +84,12 @@ class Runner:
     def job(self, asked: Asked, rung: int) -> Job:
         """The run of a trial, up to a rung. The same words mean the same job."""
         settings = self.study.settings
-        words = [*settings.script_args, *values_as_words(asked.values)]
-        if rung < len(settings.rungs):
-            words.append(f"stop_at_step={settings.rungs[rung]}")
+        words = [*settings.script_args]
+        environment = self.like.environment
+        if self.study.space.is_config:
+            words += [*values_as_words(asked.values), *config_words(settings, asked, rung)]
+        else:
+            environment = (*environment, (VALUES, json.dumps(dict(asked.values))))
         words += fork.words(self.study, asked)
         own = (f"--max-restarts={settings.max_restarts}", *fork.flags(asked))
         return dataclasses.replace(
@@ -83,6 +98,7 @@ class Runner:
             script_args=tuple(words),
             flags=(*self.like.flags, *own),
             run_dir=str(self.study.run_dir(asked.trial).absolute()),
+            environment=environment,
         )
 
     def status(self, asked: Asked, rung: int) -> Status | None:
@@ -151,15 +167,20 @@ class Runner:
         return Ended(work.trial, work.rung, outcome, reason=reason)
 
     def _value(self, work: Work, run_dir: Path) -> Ended:
-        """The metric at the run's last evaluation, as it was written down."""
-        name = f"val/{self.study.settings.metric}"
+        """The metric at the run's last evaluation, or at the rung if it went straight on there."""
+        settings = self.study.settings
+        name = f"val/{settings.metric}"
         scalars = open_run(run_dir).scalars()
         series = scalars.get(name)
         if series is None or not len(series):
             there = ", ".join(each for each in scalars if each.startswith("val/")) or "none"
             reason = f"no evaluation has {name} (there: {there})"
             return Ended(work.trial, work.rung, "failed", reason=reason)
-        step, value = int(series.steps[-1]), float(series.values[-1])
+        at = len(series) - 1
+        if settings.promote == "stop" and work.rung < len(settings.rungs):
+            rung = settings.rungs[work.rung]
+            at = next((index for index, step in enumerate(series.steps) if step >= rung), at)
+        step, value = int(series.steps[at]), float(series.values[at])
         if not math.isfinite(value):
             return Ended(work.trial, work.rung, "not_finite", step, reason=f"{name} is {value}")
         return Ended(work.trial, work.rung, "done", step, value)

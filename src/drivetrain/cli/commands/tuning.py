@@ -58,6 +58,18 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         str, typer.Option(help="Steps at which trials pause and the best go on: 20,60.")
     ] = "",
     factor: Annotated[int, typer.Option(help="At a rung one of so many goes on.")] = 3,
+    stopping: Annotated[
+        str, typer.Option(help="Who goes on at --rungs: successive-halving, hyperband, median.")
+    ] = "successive-halving",
+    promote: Annotated[
+        str,
+        typer.Option(
+            help="pause: trials wait at a rung for each other. stop: each goes straight on or ends."
+        ),
+    ] = "pause",
+    patience: Annotated[
+        int | None, typer.Option(help="End a trial after so many evaluations without a better one.")
+    ] = None,
     population: Annotated[
         int, typer.Option(help="Population based training: members that fork at the rungs.")
     ] = 0,
@@ -95,6 +107,9 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "generation": generation,
         "rungs": rungs,
         "factor": factor,
+        "stopping": stopping,
+        "promote": promote,
+        "patience": patience,
         "population": population,
         "quantile": quantile,
         "perturb": perturb,

@@ -57,6 +57,8 @@ def _problems(config: RunConfig, source: Source, num_micro_batches: int) -> list
         wrong.append(("replicas cannot agree on max_time_s", "set max_steps"))
     if config.stop_at_step is not None:
         wrong.append(("replicas cannot agree on stop_at_step", "set max_steps"))
+    if config.early_stopping.patience is not None or config.early_stopping.limits:
+        wrong.append(("replicas cannot agree on early_stopping", "set max_steps"))
     if source.sampler is not None:
         wrong.append(("a sampler's order cannot be dealt anew", "pass the dataset alone"))
     if source.length is None:

@@ -147,7 +147,8 @@ class Saver:
         """
         self._page.note(Phase.STEPPING, step)
         self._note(self._checkpointer.poll())
-        if self._is_there(step):  # known to every rank by itself
+        is_there, is_evaluated = self._is_there(step), self._evaluated_at == step
+        if is_there and not is_evaluated:  # known to every rank by itself
             self.ended(self._there)
             return
         wishes = self._pulse.at(
@@ -155,8 +156,11 @@ class Saver:
             finish=bool(self._wanted_end) or (self._world.is_main and self._is_out_of_time()),
             stop=self._stop.received is not None,
             save=self._timetable.wants_retry,
-            is_time=self._evaluated_at == step,
+            is_time=is_evaluated,
         )
+        if is_there and not (wishes is not None and wishes.finish):  # its evaluation may end it
+            self.ended(self._there)
+            return
         is_due = self._timetable.is_due(step) or self._is_best(step)
         if wishes is not None:
             if wishes.finish:

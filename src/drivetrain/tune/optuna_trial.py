@@ -1,0 +1,117 @@
+"""run_trial: a trial of Optuna's own loop as a run of Drivetrain's.
+
+    study.optimize(lambda trial: run_trial(trial, "train.py", "space.yaml", rungs=(24, 48)), 20)
+
+Values are drawn once, here, before any rank exists, so all ranks have the same; so is every answer
+of the pruner's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem, WorkerFailure
+from drivetrain.core.requirements import require
+from drivetrain.launch import submission
+from drivetrain.launch.target import target_type
+from drivetrain.tune.decide import Work
+from drivetrain.tune.journal import Asked, Ended
+from drivetrain.tune.sampling import suggested
+from drivetrain.tune.settings import Settings, Study, problems
+from drivetrain.tune.space import Space, read_space
+from drivetrain.tune.trial_run import MOST_RESUMES, Runner, local_job
+
+_POLL_S = 0.2
+_SETTLE_S = 3.0
+"""As the driver's: a launcher that was just being started has its lock by then, or is gone."""
+
+
+def run_trial(
+    trial: Any,
+    script: str | Path,
+    space: Space | str | Path,
+    *,
+    script_args: Sequence[str] = (),
+    study: str | Path | None = None,
+    **settings: Any,
+) -> float:
+    """Train `script` with values of the trial's; the metric at its last evaluation.
+
+    At each of `rungs` the run is saved, its value reported, and the trial's pruner asked: it goes
+    on from there to the bit, or is pruned. A trial that fails raises, so that Optuna counts it as
+    failed (`optimize(catch=(NonFiniteLoss, WorkerFailure))` goes on with the next). `study` is the
+    directory of the runs; `settings` are a study's: rungs, metric, processes_per_trial,
+    max_restarts.
+    """
+    optuna = require("optuna", extra="tune")
+    given = space if isinstance(space, Space) else read_space(space)
+    made = _settings(str(script), tuple(script_args), trial.number + 1, settings)
+    values = suggested(given, trial)
+    if not given.allows(values):
+        raise optuna.TrialPruned("the values break a constraint of the space")
+    path = Path(study or f"studies/{trial.study.study_name}")
+    runs = Study(path, made, given)
+    runner = Runner(runs, target_type("local")(), local_job(runs))
+    asked, value = Asked(trial.number, values), 0.0
+    _refuse_anothers(runner, asked)
+    for rung in range(made.num_rungs):
+        end = _trained(runner, Work(trial.number, rung), asked)
+        value = _value_of(end)
+        trial.report(value, end.step)
+        if rung < made.num_rungs - 1 and trial.should_prune():
+            raise optuna.TrialPruned(f"at step {end.step}")
+    return value
+
+
+def _settings(script: str, words: tuple[str, ...], num: int, said: Mapping[str, Any]) -> Settings:
+    known = ("rungs", "metric", "processes_per_trial", "max_restarts")
+    if strangers := [name for name in said if name not in known]:
+        rule = "is decided by Optuna's study, or unknown"
+        raise ConfigError([Problem(strangers[0], rule, ", ".join(known), has_value=False)])
+    rungs = tuple(said.get("rungs", ()))
+    settings = Settings(script, words, num, **{**said, "rungs": rungs})
+    if found := problems(settings):
+        raise ConfigError(found)
+    return settings
+
+
+def _refuse_anothers(runner: Runner, asked: Asked) -> None:
+    """Numbers begin at 0 in every study of Optuna's; a run with other values is not this trial."""
+    folder = runner.study.run_dir(asked.trial)
+    made = submission.find(folder)
+    rungs = range(runner.study.settings.num_rungs)
+    if made is not None and made.job.script_args not in {
+        runner.job(asked, rung).script_args for rung in rungs
+    }:
+        rule = f"holds a trial {asked.trial} with other values"
+        raise ConfigError([Problem("study", rule, "give another directory", str(folder))])
+
+
+def _trained(runner: Runner, work: Work, asked: Asked) -> Ended:
+    """Up to the rung; resumed where it was interrupted."""
+    for resumed in range(MOST_RESUMES):
+        status = runner.status(asked, work.rung)
+        if status is None or resumed:
+            runner.start(asked, work.rung, ())
+            status = runner.status(asked, work.rung)
+        while status is not None and not status.state.is_over:
+            time.sleep(_POLL_S)
+            status = runner.status(asked, work.rung)
+        end = None if status is None else runner.result(work, status, resumed)
+        if end is not None:
+            return end
+        time.sleep(_SETTLE_S)
+        while runner.is_leaving(work.trial):
+            time.sleep(_POLL_S)
+    raise WorkerFailure(f"trial {work.trial} was interrupted {MOST_RESUMES} times")
+
+
+def _value_of(end: Ended) -> float:
+    if end.outcome == "not_finite":
+        raise NonFiniteLoss(f"trial {end.trial}: {end.reason}")
+    if end.value is None:
+        raise WorkerFailure(f"trial {end.trial}: {end.reason}")
+    return end.value
