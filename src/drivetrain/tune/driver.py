@@ -93,6 +93,7 @@ class Driver:
             status = self._status(work, journal)
             if status is not None and not status.state.is_over:
                 self._running[work] = 0
+                self._has_submitted = True
                 now = "still waiting" if status.state is JobState.WAITING else "still running"
                 self.say(f"trial {work.trial}: {now}; adopted")
 
@@ -184,10 +185,8 @@ class Driver:
                 journal.state.asked[work.trial], work.rung, others
             )
         except DrivetrainError as error:
-            is_refused = isinstance(error, ConfigError)
-            if not self._has_submitted or (
-                is_refused and not isinstance(error, EnvironmentProblem)
-            ):
+            is_away = isinstance(error, EnvironmentProblem) or not isinstance(error, ConfigError)
+            if not (self._has_submitted and is_away):
                 raise
             self.say(f"trial {work.trial}: not submitted ({error}); it is tried again")
             self._lost_s[work] = time.monotonic() + _AGAIN_S

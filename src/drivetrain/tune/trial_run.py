@@ -56,7 +56,7 @@ _BY_SIGNAL = 128
 
 
 _LOOK_S = 0.2
-_ASK_S = 1.0
+_ASK_S, _ASK_EACH_S = 1.0, 0.1
 """A look at a file costs nothing; a question to a scheduler is a process here and work there."""
 
 
@@ -134,7 +134,7 @@ class Runner:
     def pause_s(self, num_running: int) -> float:
         """Between two looks at all that runs."""
         is_seen = self.target.name in ("local", "hosts")  # their coordinator is a process here
-        return _LOOK_S if is_seen else _ASK_S * max(1, num_running)
+        return _LOOK_S if is_seen else _ASK_S + _ASK_EACH_S * num_running
 
     def record(self, trial: int) -> Path:
         """The trial's directory as its ranks have it: on Kubernetes it is on a volume."""
