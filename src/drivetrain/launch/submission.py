@@ -87,10 +87,10 @@ def find(run_dir: str | Path) -> Submission | None:
 def _checked(values: dict[str, Any], folder: Path) -> Submission:
     """Every value of its kind; what reaches a scheduler's command line is a word."""
     options = dict(values["target"])
-    kind: Any = target_type(str(options.pop("name")))
-    target = _adapter(kind).validate_python(vars(with_options(kind, options)))
+    name = str(options.pop("name"))
+    target = _target(name).validate_python(vars(with_options(target_type(name), options)))
     told = {**values["job"], "secrets": _secrets(folder, values["job"].get("secrets", ()))}
-    job = _adapter(Job).validate_python(vars(Job(**told)))
+    job = _job().validate_python(vars(Job(**told)))
     job_id, submitted_at = values["id"], values["submitted_at"]
     if not (isinstance(job_id, str) and _ID.fullmatch(job_id)):
         raise ValueError(f"{job_id!r} is no job's id")
@@ -102,10 +102,17 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
     return found if getattr(target, "run_is_elsewhere", False) else _where_it_is(found, folder)
 
 
+# Making these takes longer than all the rest of reading a job, and a study's are read often.
+
+
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Making one takes longer than all the rest of reading a job, and a study's are read often."""
-    return TypeAdapter(kind)
+def _target(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(target_type(name))
+
+
+@functools.cache
+def _job() -> TypeAdapter[Job]:
+    return TypeAdapter(Job)
 
 
 def _where_it_is(found: Submission, folder: Path) -> Submission:
