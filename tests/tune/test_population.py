@@ -14,7 +14,7 @@ from drivetrain.tune import decide, population, sampling
 from drivetrain.tune.journal import Asked, Ended, Fork, Journal, State, read_journal
 from drivetrain.tune.perturb import Rule, perturbed
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
-from drivetrain.tune.space import Choice, Float, Int, Space
+from drivetrain.tune.space import Choice, Float, Int, Scalar, Space
 
 SPACE = Space(
     {
@@ -164,7 +164,7 @@ def test_equals_go_by_their_number_and_max_turns_it_round(tmp_path: Path) -> Non
 
 
 def test_values_stay_in_their_ranges_and_near_the_donors() -> None:
-    values = {
+    values: dict[str, Scalar] = {
         "optimization.learning_rate": 0.01,
         "optimization.warmup_steps": 4,
         "optimization.lr_scheduler_type": "linear",
