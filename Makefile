@@ -13,7 +13,7 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults fuzz \
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults forks fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets types verdicts wheel-check
 
@@ -131,6 +131,12 @@ tune-targets:                     ## one study on local, hosts, Slurm and Ray: t
 
 tune-overhead:                    ## a study's own cost beside Optuna alone; 10,000 trials in one study
 	$(BIN)/python -m benchmarks.tune_overhead benchmarks/results/tune
+
+forks: the same bits?
+	$(BIN)/pytest -m long tests/tune
+
+forks:                            ## 50 forks of a population beside their donors, and 20 kills during forks, into benchmarks/results/tune
+	$(BIN)/python -m tests.tune.forks benchmarks/results/tune
 
 # Libraries that nobody else needs together, so it has an environment of its own (build/).
 MIGRATIONS := build/migrations-venv/bin/python

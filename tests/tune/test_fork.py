@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,18 @@ from drivetrain.checkpoint import pins
 from drivetrain.checkpoint.locate import locate
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.checkpoint.storage import storage_at
+from drivetrain.checkpoint.whole_tensors import WholeTensors
+from drivetrain.core.errors import DrivetrainError
+from drivetrain.launch.targets.local import Local
 from drivetrain.record.session import ACCEPT_CHANGE
+from drivetrain.tune import fork, lineage
+from drivetrain.tune.journal import Asked, Ended, Fork, State
 from drivetrain.tune.perturb import MUTABLE
+from drivetrain.tune.population import Due
+from drivetrain.tune.replay import segments
+from drivetrain.tune.settings import Settings, Study, open_study
+from drivetrain.tune.space import Float, Space
+from drivetrain.tune.trial_run import Runner, local_job
 from tests.ranks.resuming import go_on_in
 
 OLD = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.2, "max_grad_norm": 100.0}
@@ -86,8 +97,6 @@ def test_new_settings_take_effect_and_all_else_is_the_donors(
     seen = train(quiet, "child", new, stop_at_step=5, checkpoint={"resume_from": address})
 
     at = locate(f"{tmp_path}/donor")
-    from drivetrain.checkpoint.whole_tensors import WholeTensors
-
     donor = WholeTensors(at.storage, at.choose(4))
     weight = donor.read("model.weight")
     momentum = donor.read("optimizer.weight.momentum_buffer")
@@ -150,3 +159,64 @@ def test_every_key_that_may_be_mutated_is_one_whose_change_can_be_accepted(
     terms = locate(f"{tmp_path}/any").choose().contract
     assert terms.keys() >= MUTABLE
     assert ACCEPT_CHANGE not in os.environ
+
+
+def population_in(path: Path) -> Study:
+    space = Space({"optimization.learning_rate": Float(1e-3, 1.0, log=True)})
+    settings = Settings("train.py", ("a.b=c",), num_trials=2, population=2, rungs=(2, 4))
+    return open_study(path / "study", settings, space)
+
+
+def test_a_fork_is_begun_pinned_and_released(quiet: dict[str, Any], tmp_path: Path) -> None:
+    """Which pins there are follows from the journal and the forks' directories, at any moment."""
+    made, state = population_in(tmp_path), State()
+    for trial in range(2):
+        state.take(Asked(trial, {"optimization.learning_rate": 0.1}))
+    runs = {**quiet, "output_dir": str(made.path / "trials")}
+    train(runs, "00000", OLD, stop_at_step=2)
+    due = Due(2, 1, 0, 0, 2, {"optimization.learning_rate": 0.08})
+    asked = fork.begun(made, due)
+    assert asked.fork == Fork(0, 0, 2, 1, "trials/00000/checkpoints/step-000000002-a1")
+    state.take(asked)
+    storage = storage_at(made.run_dir(0) / "checkpoints")
+    for _ in range(2):  # a driver that was killed, and the next
+        fork.Pins(made).keep(state)
+        assert pins.pinned(storage) == {"step-000000002-a1": ["trial-00002"]}
+    job = Runner(made, Local(), local_job(made)).job(asked, 1)
+    address = f"{made.path.absolute()}/{asked.fork.checkpoint}"
+    assert job.script_args[-2:] == ("stop_at_step=4", f"checkpoint.resume_from={address}")
+    assert job.flags[1:] == ("--accept-change=optimization.learning_rate",)
+
+    train(runs, "00002", OLD, stop_at_step=4, checkpoint={"resume_from": address})
+    fork.Pins(made).keep(state)
+    assert pins.pinned(storage) == {}, "it has a checkpoint of its own"
+
+    ended = State(list(state.asked))
+    ended.take(replace(asked, trial=3))
+    fork.Pins(made).keep(ended)
+    assert pins.pinned(storage) == {"step-000000002-a1": ["trial-00003"]}
+    ended.take(Ended(3, 1, "not_finite"))
+    fork.Pins(made).keep(ended)
+    assert pins.pinned(storage) == {}, "nothing more comes of it"
+    with pytest.raises(DrivetrainError, match=r"trial 4 cannot begin with trial 1 at step 2"):
+        fork.begun(made, Due(4, 0, 1, 0, 2, {}))
+
+
+def test_a_line_is_replayed_in_parts(tmp_path: Path) -> None:
+    made, state = population_in(tmp_path), State()
+    for trial, origin in enumerate((None, None, Fork(1, 0, 2, 0, "x"), Fork(2, 1, 4, 1, "x"))):
+        state.take(Asked(trial, {"optimization.learning_rate": 0.1 + trial}, origin))
+    for trial, rung in ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2)):
+        state.take(Ended(trial, rung, "done", 2 * rung + 2, 0.5 - 0.1 * trial))
+    parts = [(each.trial, each.stop_at) for each in segments(made, state, 3)]
+    assert parts == [(1, 2), (2, 4), (3, None)]
+    assert [(each.trial, each.stop_at) for each in segments(made, state, 1)] == [(1, 4)]
+    assert lineage.tree(made, state) == [
+        "0  learning_rate=0.1  (2: 0.5)",
+        "1  learning_rate=1.1  (2: 0.4, 4: 0.4)",
+        "└─ 2  from step 2: learning_rate 1.1 → 2.1  (4: 0.3, 6: 0.3)",
+        "   └─ 3  from step 4: learning_rate 2.1 → 3.1  (6: 0.2)  *",
+    ]
+    state.take(Asked(4, {}, Fork(0, 0, 2, 0, "x")))
+    with pytest.raises(ConfigError, match="--trial = 4: has not come to a rung"):
+        segments(made, state, 4)

@@ -35,15 +35,15 @@ parameters:
 """
 
 
-def command(study: Path, *flags: str) -> list[str]:
-    space = study.parent / "space.yaml"
-    space.write_text(SPACE)
-    words = ["tune", SCRIPT, "--space", str(space), "--study", str(study), *flags]
+def command(study: Path, *flags: str, space: str = SPACE) -> list[str]:
+    file = study.parent / "space.yaml"
+    file.write_text(space)
+    words = ["tune", SCRIPT, "--space", str(file), "--study", str(study), *flags]
     return [sys.executable, "-m", "drivetrain", *words]
 
 
-def tune(study: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    words = command(study, *flags)
+def tune(study: Path, *flags: str, space: str = SPACE) -> subprocess.CompletedProcess[str]:
+    words = command(study, *flags, space=space)
     return subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
 
 
