@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.links.collectives import quiet_ratio
 from drivetrain.cli.bench import TypedCollectives, request_of
 from drivetrain.cluster.exchange import PLANNED, fit, link_entry, passes
 from drivetrain.cluster.file import load_cluster, write_links
@@ -25,7 +26,7 @@ from drivetrain.collectives.request import (
     rank_sets,
     sizes_from,
 )
-from drivetrain.collectives.show import heading, line, part_of_line, summary
+from drivetrain.collectives.show import heading, line, part_of_line, plot, summary
 from drivetrain.core.errors import ConfigError
 from drivetrain.plan.cost.timing import Ring
 
@@ -179,6 +180,15 @@ def test_plan_reads_the_links_that_were_measured(tmp_path: Path) -> None:
         assert between == pytest.approx(2e-5 + (1 << 20) * 1e-9, rel=0.01)
 
 
+def test_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row("all_reduce", 4**k, 1e-5 + 4**k * 4e-9, 2) for k in (4, 6, 8)]
+    rows.append(row("barrier", 0, ranks=2))
+    sets = [Measured(each, tuple(rows)) for each in rank_sets([0, 0, 1, 1], {})]
+    plot(sets, "two nodes", 1e9, tmp_path / "found.png")
+    assert (tmp_path / "found.png").stat().st_size > 10_000
+
+
 def test_one_rank_per_node_leaves_the_link_inside_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text("device: h100\nnodes: 2\ninside: {gb_per_s: 450}\n")
@@ -233,3 +243,12 @@ def test_every_mistake_is_named_at_once() -> None:
     flags = [problem.where for problem in refused.value.problems]
     wanted = "--ops --redop --min-bytes --max-bytes --factor --iters --axes --line-rate"
     assert flags == wanted.split()
+
+
+def test_calls_that_were_held_up_do_not_count() -> None:
+    """A call in two is ten times as long, on either side; ours takes a tenth longer."""
+    plain = [1.0, 10.0] * 50
+    ours = [11.0, 1.1] * 50
+    found = quiet_ratio(ours, plain)
+    assert found.value == pytest.approx(1.1)
+    assert found.low == found.high == pytest.approx(1.1)

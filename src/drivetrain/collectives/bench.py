@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain._version import __version__
+from drivetrain.cluster.environments import detect
 from drivetrain.cluster.file import write_links
 from drivetrain.collectives.measure import join, measure, nodes_of_ranks
 from drivetrain.collectives.request import (
@@ -56,8 +56,9 @@ def init_process_group(accelerator: Accelerator, said: str | None) -> str:
 
 def run(asked: CollectivesRequest) -> list[Measured]:
     """On every rank; rank 0 speaks."""
-    accelerator = accelerator_of(use_device_of(int(os.environ.get("LOCAL_RANK", "0"))))
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    identity = detect()
+    accelerator = accelerator_of(use_device_of(identity.local_rank))
+    if identity.world_size < 2:
         remedy = "add --nproc-per-node 2, or more nodes"
         raise ConfigError([Problem("ranks", "one rank has nobody to talk to", remedy, 1)])
     backend = init_process_group(accelerator, asked.comm_backend)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from drivetrain.cluster.environments import detect
 from drivetrain.collectives.operations import Form, Member, Prepared, prepare
 from drivetrain.collectives.patterns import Pattern
 from drivetrain.collectives.request import (
@@ -53,7 +53,7 @@ def timed(call: Callable[[], Any], calls: int, accelerator: Accelerator) -> list
 
 def nodes_of_ranks() -> list[int]:
     """The node of each rank, as the launcher counts nodes."""
-    mine = torch.tensor([int(os.environ.get("GROUP_RANK", "0"))])
+    mine = torch.tensor([detect().node_rank])
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
     return [int(node) for node in everyones]

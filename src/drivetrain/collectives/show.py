@@ -159,7 +159,8 @@ def _curves(measured: Measured, left: Any, right: Any) -> None:
     for index, (operation, seconds) in enumerate(measured.seconds().items()):
         colour = f"C{index}"
         rows = [row for row in measured.rows if row.operation == operation]
-        left.loglog(seconds, [s * 1e6 for s in seconds.values()], "o-", ms=3, color=colour)
+        microseconds = [s * 1e6 for s in seconds.values()]
+        left.loglog(list(seconds), microseconds, "o-", ms=3, color=colour)
         rates = [row.busbw(row.timed) / 1e9 for row in rows]
         right.loglog(
             [row.num_bytes for row in rows], rates, "o-", ms=3, color=colour, label=operation
