@@ -13,7 +13,7 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean cuda-symbols device-matrix docs drills drills-on-device faults forks fuzz \
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs drills drills-on-device faults forks fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets types verdicts wheel-check
 
@@ -195,6 +195,9 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/python -m benchmarks save-plan --output benchmarks/results/save-plan
 	$(BIN)/python -m benchmarks slow-link --output benchmarks/results/slow-link
 	$(BIN)/python -m benchmarks ray --output benchmarks/results/ray
+
+collectives:                      ## `bench collectives` next to plain loops, on 2 to 8 ranks, on shaped links (minutes; needs root)
+	$(BIN)/python -m benchmarks collectives --output benchmarks/results/collectives
 
 large-model:                      ## 607 million parameters on four ranks: memory from the start over a kill to the final files
 	$(BIN)/python -m benchmarks large-model --output benchmarks/results/large-model

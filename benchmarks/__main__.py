@@ -11,6 +11,7 @@ from typing import NamedTuple
 from benchmarks.faults.recovery import run_recovery
 from benchmarks.faults.scale import run_scale
 from benchmarks.faults.supervision import run_supervision
+from benchmarks.links.collectives import run_collectives
 from benchmarks.links.slow_link import run_slow_link
 from benchmarks.plan.time import run_plan_time
 from benchmarks.reading.bench import run_reading
@@ -96,6 +97,11 @@ BENCHMARKS = {
         "a save's plan and index at 4,096 ranks × 1,000 tensors, next to torch's planner",
         1,
         lambda folder, _, __: run_save_plan(folder),
+    ),
+    "collectives": Benchmark(
+        "`bench collectives` next to plain loops, on 2 to 8 ranks and on shaped links (needs root)",
+        1000,
+        lambda folder, rounds, _: run_collectives(folder, rounds, make_hosts),
     ),
     "slow-link": Benchmark(
         "time to the same loss over slow links: tuned ddp, compressors, local SGD, DiLoCo",

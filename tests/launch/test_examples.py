@@ -61,6 +61,16 @@ def test_several_models_and_losses_over_the_batch_of_all_ranks(tmp_path: Path, n
     assert float(last_loss(run(tmp_path, *words), 4)) < 10
 
 
+def test_every_collective_shows_what_it_does(tmp_path: Path) -> None:
+    launch = ["-m", "drivetrain", "train", "--nproc-per-node=4", "--spares=0"]
+    output = run(tmp_path, *launch, str(EXAMPLES / "collectives.py"))
+    shown = {part.split(":")[0]: part for part in output.strip().split("\n\n")}
+    assert "rank 3: [30, 31, 32, 33]   -> [60, 64, 68, 72]" in shown["all_reduce"]
+    assert "rank 3: [30, 31, 32, 33]   -> [3, 13, 23, 33]" in shown["all_to_all"]
+    assert "rank 3: [4]                -> []" in shown["gather"]
+    assert len(shown) == 12
+
+
 def test_the_front_door(tmp_path: Path) -> None:
     output = run(tmp_path, str(EXAMPLES / "ddp_front_door.py"))
     assert output.count("best accuracy 0.9") == 1

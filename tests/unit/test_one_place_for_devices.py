@@ -9,8 +9,8 @@ import drivetrain
 
 SOURCE = Path(drivetrain.__file__).parent
 HOME = SOURCE / "parallel/accelerator.py"
-NOT_RUN_ON_DEVICES = ("bench", "doctor")
-"""The benches are written as their users write them; the doctor looks at versions and tools."""
+NOT_RUN_ON_DEVICES = ("doctor",)
+"""It looks at versions and tools."""
 TYPES = {"cuda", "xpu", "mps", "hip", "rocm", "npu", "hpu"}
 
 

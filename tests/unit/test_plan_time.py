@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.plan.time_report import kendall
 from drivetrain.cluster.description import Link
-from drivetrain.cluster.file import _as_ring
+from drivetrain.cluster.exchange import PLANNED, fit
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.cost.timing import Ring
 from drivetrain.rehearse.beside_plan import PEAK, Prediction, compare
@@ -21,12 +21,12 @@ def test_kendall_is_1_in_the_same_order_and_minus_1_in_the_other() -> None:
     assert kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", PLANNED)
+@pytest.mark.parametrize("ranks", [2, 4, 64])
 def test_a_measured_collective_is_predicted_as_it_was_measured(kind: str, ranks: int) -> None:
     measured = {size: 1e-3 + size * 2e-9 for size in (1 << 12, 1 << 16, 1 << 20, 1 << 23)}
-    rate, latency_us = _as_ring(kind, measured, ranks)
-    link = Link(1.0, 0.0, {kind: (rate * 1e9, latency_us * 1e-6)})
+    fitted = fit(kind, measured, ranks)
+    link = Link(1.0, 0.0, {kind: (fitted.bytes_per_s, fitted.latency_s)})
     for size, seconds in measured.items():
         assert Ring(ranks, link).seconds(kind, size) == pytest.approx(seconds, rel=0.01)
 

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from drivetrain._version import __version__
-from drivetrain.cli.commands import checking, checkpoints, looking, planning, running, tuning
+from drivetrain.cli.commands import (
+    benching,
+    checking,
+    checkpoints,
+    looking,
+    planning,
+    running,
+    tuning,
+)
 from drivetrain.cli.say import say
 from drivetrain.core.errors import ConfigError, DrivetrainError
 
@@ -24,6 +32,7 @@ for group in (running, looking, planning, checking):
 app.add_typer(checking.certificate_verbs, name="verify")
 app.add_typer(checkpoints.verbs, name="checkpoint")
 app.add_typer(tuning.verbs, name="tune")
+app.add_typer(benching.verbs, name="bench")
 
 
 def _show_version(value: bool) -> None:

@@ -176,11 +176,11 @@ def run_rehearsal(
     return 1 if any(not finding.is_warning for finding in rehearsal.findings) else 0
 
 
-def memory_size(text: str) -> int:
+def memory_size(text: str, where: str = "--device-memory") -> int:
     """80G, 80GiB or 512M, in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
-        problem = Problem("--device-memory", "not a size", "write 80G or 512M", text)
+        problem = Problem(where, "not a size", "write 80G or 512M", text)
         raise ConfigError([problem])
     return int(float(found[1]) * _UNITS[found[2]])
 

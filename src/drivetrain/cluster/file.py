@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from drivetrain.cluster.catalogue import Catalogue, DeviceEntry, LinkEntry, catalogue
 from drivetrain.cluster.description import Cluster, Device, Link
+from drivetrain.cluster.exchange import link_entry
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.section import Section
 
@@ -203,24 +204,40 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
         sharded_unit_us=found["exchange_overheads"]["fsdp"] * 1e6,
         source="drivetrain probe",
     )
-    link = _link(found["exchange"], int(found["ranks"]))
+    links = _measured(found["exchange"], "drivetrain probe")
+    # one rank in each node, or all in one: the other link is taken to be like it
+    any_link = next(iter(links.values()), LinkEntry(gb_per_s=10.0, source="not measured: one rank"))
     return ClusterFile(
         name="probed",
         nodes=max(1, int(found["ranks"]) // per_node),
         devices_per_node=per_node,
         device=device,
-        inside=link,
-        between=link,
+        inside=links.get("inside", any_link),
+        between=links.get("between", any_link),
         host_memory_gb=_host_bytes() / 1e9,
         storage_gb_per_s=found["storage_bytes_per_s"] / 1e9,
         measured=dict(found),
     )
 
 
-def to_yaml(file: ClusterFile) -> str:
+def to_yaml(file: ClusterFile, written_by: str = "drivetrain probe") -> str:
     """As it is read again."""
-    document = _rounded(file.model_dump(mode="json", exclude_none=True))
-    return "# written by `drivetrain probe`\n" + str(yaml.safe_dump(document, sort_keys=False))
+    document = _rounded(file.model_dump(mode="json", exclude_unset=True, exclude_none=True))
+    return f"# written by `{written_by}`\n" + str(yaml.safe_dump(document, sort_keys=False))
+
+
+def write_links(path: Path, exchange: Mapping[str, Any], nodes: int, per_node: int) -> bool:
+    """Links that were measured, into a cluster file; one that is not there yet is begun.
+
+    Whether it was: nothing is written when too little was measured for a fit.
+    """
+    by = "drivetrain bench collectives"
+    links = _measured(exchange, by)
+    if not links:
+        return False
+    given = _read(path) if path.exists() else ClusterFile(nodes=nodes, devices_per_node=per_node)
+    path.write_text(to_yaml(given.model_copy(update=links), by), encoding="utf-8")
+    return True
 
 
 def _rounded(value: Any) -> Any:
@@ -257,26 +274,18 @@ def _small(products: Mapping[Any, float]) -> float:
     return median(wanted) if wanted else 0.0
 
 
-def _link(exchange: Mapping[str, Mapping[Any, float]], ranks: int) -> LinkEntry:
-    """Each collective by itself: libraries do some of them in other ways than as a ring."""
-    if not exchange:
-        return LinkEntry(gb_per_s=10.0, source="not measured: one rank")
-    measured = {kind: _as_ring(kind, times, ranks) for kind, times in exchange.items()}
-    rate, latency_us = measured["all_reduce"]
-    return LinkEntry(
-        gb_per_s=rate, latency_us=latency_us, by_kind=measured, source="drivetrain probe"
-    )
+def _measured(exchange: Mapping[str, Any], source: str) -> dict[str, LinkEntry]:
+    """`inside` and `between`, as far as there is enough to fit them to."""
+    found = {
+        where: link_entry(_by_number(one["seconds"]), int(one["ranks"]), source)
+        for where, one in exchange.items()
+    }
+    return {where: link for where, link in found.items() if link is not None}
 
 
-def _as_ring(kind: str, measured: Mapping[Any, float], ranks: int) -> tuple[float, float]:
-    """(GB/s, µs) of a ring that takes as long: rate by the two largest, latency by the smallest."""
-    times = {int(size): seconds for size, seconds in measured.items()}
-    passes = (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
-    hops = (ranks - 1) * (2.0 if kind == "all_reduce" else 1.0)
-    small, (low, large) = min(times), sorted(times)[-2:]
-    per_byte = max(1e-13, (times[large] - times[low]) / (large - low))
-    latency = max(0.0, times[small] - per_byte * small) / hops
-    return passes / per_byte / 1e9, latency * 1e6
+def _by_number(seconds: Mapping[str, Mapping[Any, float]]) -> dict[str, dict[int, float]]:
+    """JSON has only texts for keys."""
+    return {kind: {int(n): s for n, s in sizes.items()} for kind, sizes in seconds.items()}
 
 
 def _host_bytes() -> float:

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from drivetrain.cluster.exchange import PLANNED
+from drivetrain.collectives.measure import measure_all, nodes_of_ranks
+from drivetrain.collectives.request import CollectivesRequest, exchange_of, rank_sets
 from drivetrain.parallel.accelerator import accelerator_of, use_device_of
 
 # How large a probe's operations are: on an accelerator, too large for its cache. Pure.
@@ -157,24 +160,16 @@ def _attention(dtype: torch.dtype, device: torch.device, shape: tuple[int, int, 
     return flops / _seconds(both_ways, device)
 
 
-def measure_exchange(device: torch.device, messages: Sequence[int]) -> dict[str, dict[int, float]]:
-    """Seconds per collective, by the size of the whole."""
-    ranks = dist.get_world_size()
-    # torch is giving it another name
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    found: dict[str, dict[int, float]] = {"all_reduce": {}, "all_gather": {}, "reduce_scatter": {}}
-    for size in messages:
-        whole = torch.zeros(size // 4, device=device)
-        part = torch.zeros(size // 4 // ranks, device=device)
-        gathered = torch.zeros(part.numel() * ranks, device=device)
-        found["all_reduce"][size] = _seconds(partial(dist.all_reduce, whole), device)
-        found["all_gather"][size] = _seconds(partial(all_gather, gathered, part), device)
-        found["reduce_scatter"][size] = _seconds(partial(reduce_scatter, part, gathered), device)
-    return found
+def measure_exchange(device: torch.device, messages: Sequence[int]) -> dict[str, Any]:
+    """Seconds per collective by the size of the whole, inside a node and between nodes."""
+    node_of = nodes_of_ranks()
+    sets = rank_sets(node_of, {})
+    asked = CollectivesRequest(PLANNED, tuple(messages), is_thorough=False)
+    where = sets if len(sets) == 1 else sets[1:]  # of several nodes with several ranks: not both
+    return exchange_of(measure_all(asked, where, device), len(set(node_of)))
 
 
-def measure_overheads(exchange: dict[str, dict[int, float]]) -> dict[str, float]:
+def measure_overheads(exchange: Mapping[str, Any]) -> dict[str, float]:
     """What tp costs per product and fsdp per block when there is nothing to compute or send."""
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
@@ -187,7 +182,8 @@ def measure_overheads(exchange: dict[str, dict[int, float]]) -> dict[str, float]
 
     ranks, host = dist.get_world_size(), torch.device("cpu")
     mesh = init_device_mesh("cpu", (ranks,))
-    latency = {kind: times[min(times)] for kind, times in exchange.items()}
+    found = exchange.get("between", exchange.get("inside", {}))["seconds"]
+    latency = {kind: times[min(times)] for kind, times in found.items()}
     width = 8 * ranks
     inputs = torch.randn(4, width)
 

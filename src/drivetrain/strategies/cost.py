@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Protocol
 
+from drivetrain.cluster.exchange import passes
 from drivetrain.core.plugins import load
 from drivetrain.core.section import Section
 from drivetrain.core.traits import traits_of
 from drivetrain.parallel.layout import Layout
 
-PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""How often each byte of the whole crosses a rank's link, times (n - 1)/n."""
 BUCKET_BYTES = 25e6
 """Gradients that are reduced beside backward are sent in pieces of this size."""
 
@@ -190,7 +189,7 @@ class Exchange:
     def sent_bytes(self, layout: Layout) -> float:
         """Per rank and step, in a ring."""
         ranks: int = math.prod(getattr(layout, axis) for axis in self.axes)
-        return self.times * PASSES[self.kind] * self.num_bytes * (ranks - 1) / ranks
+        return self.times * passes(self.kind, ranks) * self.num_bytes
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from drivetrain.cluster.description import Cluster, Device, Link
+from drivetrain.cluster.exchange import hops, passes
 from drivetrain.config.schema import Pipeline
 from drivetrain.parallel.layout import AXES, Layout
 from drivetrain.parallel.pipeline.schedules import bubble
 from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.cost.parts import rank_parts, stage_parts
 from drivetrain.plan.profile.model import ModelProfile
-from drivetrain.strategies.cost import PASSES, Exchange, PartNumbers, WorkNumbers
+from drivetrain.strategies.cost import Exchange, PartNumbers, WorkNumbers
 
 # What an exchange between ranks takes, by where they stand: inside a node, or across nodes.
 
@@ -36,11 +37,8 @@ class Ring:
         n = self.num_ranks
         if n == 1 or num_bytes <= 0:
             return 0.0
-        passes = PASSES[kind] * (n - 1) / n
         rate, latency = self.link.by_kind.get(kind, (self.link.bytes_per_s, self.link.latency_s))
-        # beyond a few nodes libraries use trees
-        hops = min(n - 1, 4.0 * math.log2(n)) * (2 if kind == "all_reduce" else 1)
-        return passes * num_bytes / rate + calls * hops * latency
+        return passes(kind, n) * num_bytes / rate + calls * hops(kind, n) * latency
 
 
 def ring_along(layout: Layout, cluster: Cluster, *axes: str) -> Ring:

@@ -1,0 +1,132 @@
+"""`drivetrain bench`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.cli.planning import memory_size
+from drivetrain.collectives.request import (
+    OPERATIONS,
+    REDUCTIONS,
+    TYPES,
+    CollectivesRequest,
+    sizes_from,
+)
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.parallel.layout import AXES
+
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_OTHER_NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+
+
+@dataclass(frozen=True)
+class TypedCollectives:
+    """What was typed."""
+
+    operations: str
+    min_bytes: str
+    max_bytes: str
+    factor: int
+    dtype: str
+    redop: str
+    axes: str
+    calls: int | None
+    comm_backend: str | None
+    line_rate: str | None
+    json_file: str | None
+    plot_file: str | None
+    cluster_file: str | None
+
+
+def run_collectives(typed: TypedCollectives, launcher_args: Sequence[str]) -> int:
+    """On the ranks that `launcher_args` start, here or on a target; the exit code."""
+    from drivetrain.cli.train import run
+
+    asked = request_of(typed)
+    if asked.plot_file is not None:
+        from drivetrain.core.requirements import require
+
+        require("matplotlib", extra="plan")
+    # a rank that fails is not started again: its rows would be of another run
+    own = ["--max-restarts", "0", "--spares", "0"]
+    return run([*own, *launcher_args, "-m", "drivetrain.collectives.bench", asked.to_json()])
+
+
+def request_of(typed: TypedCollectives) -> CollectivesRequest:
+    """Checked; every mistake at once."""
+    problems: list[Problem] = []
+    operations = tuple(
+        _OTHER_NAMES.get(word, word) for word in typed.operations.replace("-", "_").split(",")
+    )
+    if operations == ("all",):
+        operations = OPERATIONS
+    choices: list[tuple[str, str, tuple[str, ...]]]
+    choices = [("--ops", word, OPERATIONS) for word in operations]
+    choices += [("--dtype", typed.dtype, tuple(TYPES)), ("--redop", typed.redop, REDUCTIONS)]
+    for where, said, known in choices:
+        if said not in known:
+            problems.append(Problem(where, "unknown", f"use {', '.join(known)}", said))
+    least, most = (
+        memory_size(typed.min_bytes, "--min-bytes"),
+        memory_size(typed.max_bytes, "--max-bytes"),
+    )
+    element = TYPES.get(typed.dtype, 1)
+    if least < element:
+        remedy = f"use {element} or more"
+        problems.append(Problem("--min-bytes", "less than one element", remedy, typed.min_bytes))
+    if most < least:
+        problems.append(
+            Problem("--max-bytes", "less than --min-bytes", "raise it", typed.max_bytes)
+        )
+    if typed.factor < 2:
+        problems.append(Problem("--factor", "sizes would not grow", "use 2 or more", typed.factor))
+    if typed.calls is not None and typed.calls < 1:
+        problems.append(Problem("--iters", "no call", "use 1 or more", typed.calls))
+    axes = _axes(typed.axes, problems)
+    rate = None if typed.line_rate is None else _line_rate(typed.line_rate, problems)
+    if problems:
+        raise ConfigError(problems)
+    return CollectivesRequest(
+        operations=operations,
+        sizes=sizes_from(least, most, typed.factor),
+        dtype=typed.dtype,
+        redop=typed.redop,
+        axes=axes,
+        calls=typed.calls,
+        comm_backend=typed.comm_backend,
+        line_rate_bytes_per_s=rate,
+        json_file=_absolute(typed.json_file),
+        plot_file=_absolute(typed.plot_file),
+        cluster_file=_absolute(typed.cluster_file),
+    )
+
+
+def _axes(text: str, problems: list[Problem]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for word in filter(None, text.split(",")):
+        axis, _, size = word.partition("=")
+        if axis not in AXES or not re.fullmatch(r"-1|[1-9]\d*", size):
+            remedy = f"write axis=ranks, such as tp=2,dp_shard=-1; axes are {', '.join(AXES)}"
+            problems.append(Problem("--axes", "not understood", remedy, word))
+        else:
+            found[axis] = int(size)
+    return found
+
+
+def _line_rate(text: str, problems: list[Problem]) -> float | None:
+    """10Gbit, 10Gbit/s or 1.25GB/s, in bytes a second; prefixes are powers of ten, as in NICs."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT])(bit|b|B)(?:/s|ps)?", text.strip())
+    if found is None or not float(found[1]):
+        remedy = "write 10Gbit (a network's way) or 25GB (bytes)"
+        problems.append(Problem("--line-rate", "not a rate", remedy, text))
+        return None
+    rate = float(found[1]) * _BITS[found[2].lower()]
+    return rate if found[3] == "B" else rate / 8
+
+
+def _absolute(path: str | None) -> str | None:
+    """Ranks may start elsewhere."""
+    return None if path is None else str(Path(path).absolute())

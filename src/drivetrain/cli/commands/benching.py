@@ -1,0 +1,76 @@
+"""Measure what the ranks stand on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+verbs = typer.Typer(help="Measure collectives on your own ranks.", no_args_is_help=True)
+
+
+@verbs.callback()
+def _group() -> None:
+    """So that `collectives` is a verb of its own even while it is the only one."""
+
+
+@verbs.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[FLAGS]",
+)
+def collectives(  # noqa: PLR0913, PLR0917 - each is a flag
+    context: typer.Context,
+    operations: Annotated[
+        str, typer.Option("--ops", help="Names with commas, such as all_reduce,all_gather.")
+    ] = "all",
+    min_bytes: Annotated[str, typer.Option(help="Smallest size; 8, 4K or 1MB (× 1024).")] = "8",
+    max_bytes: Annotated[str, typer.Option(help="Largest size.")] = "64MB",
+    factor: Annotated[int, typer.Option(help="From one size to the next.")] = 4,
+    dtype: Annotated[
+        str, typer.Option(help="int8, uint8, int32, int64, half, float, double or bfloat16.")
+    ] = "float",
+    redop: Annotated[str, typer.Option(help="sum, min or max.")] = "sum",
+    axes: Annotated[
+        str, typer.Option(help="Rows for each axis of a layout, such as tp=2,dp_shard=-1.")
+    ] = "",
+    calls: Annotated[
+        int | None,
+        typer.Option("--iters", help="Timed calls per row; default: a quarter second, 5 to 200."),
+    ] = None,
+    comm_backend: Annotated[
+        str | None, typer.Option(help="gloo, nccl, mpi …; default: the device's own.")
+    ] = None,
+    line_rate: Annotated[
+        str | None,
+        typer.Option(help="Of a node's network, such as 10Gbit; adds a column in per cent of it."),
+    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="File to write.")] = None,
+    plot_file: Annotated[str | None, typer.Option("--plot", help="Picture to write.")] = None,
+    cluster_file: Annotated[
+        str | None, typer.Option("--cluster", help="Cluster file: the links in it are replaced.")
+    ] = None,
+) -> None:
+    """Time and check each collective of torch.distributed, in nccl-tests' columns.
+
+    Other flags are those of `drivetrain train` that start ranks: --nproc-per-node, --nnodes, --on …
+    Every size is checked element by element, with exact whole numbers; exit code 1 when one is
+    wrong.
+    """
+    from drivetrain.cli.bench import TypedCollectives, run_collectives
+
+    typed = TypedCollectives(
+        operations,
+        min_bytes,
+        max_bytes,
+        factor,
+        dtype,
+        redop,
+        axes,
+        calls,
+        comm_backend,
+        line_rate,
+        json_file,
+        plot_file,
+        cluster_file,
+    )
+    raise typer.Exit(run_collectives(typed, context.args))
