@@ -365,7 +365,8 @@ PRACTICES = (
         "works",
         "`PyTorchDDPTrainer(model, scheduler=scheduler)` steps it each epoch; "
         "`warmup_epochs=5` is the short way",
-        code=_DDP + "from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR\n"
+        code=_DDP
+        + "from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR\n"
         "warmup = LinearLR(optimizer, start_factor=0.1, total_iters=5)\n"
         "main = CosineAnnealingLR(optimizer, T_max=95)\n"
         "scheduler = SequentialLR(optimizer, schedulers=[warmup, main], milestones=[5])\n"
@@ -507,7 +508,7 @@ GUIDE = (
     ),
     Row(
         "fsdp-names",
-        'FSDP FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD',
+        "FSDP FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD",
         "works",
         '`PyTorchDDPTrainer(model, backend="pytorch-fsdp", sharding_strategy="FULL_SHARD")`; '
         "[in Drivetrain's words](strategies.md#torchs-names)",

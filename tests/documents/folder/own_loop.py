@@ -5,7 +5,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
@@ -33,7 +33,7 @@ def average(model: nn.Module) -> None:
     for work in [dist.all_reduce(each, async_op=True) for each in gradients]:
         work.wait()
     for each in gradients:
-        each /= dist.get_world_size()
+        each.div_(dist.get_world_size())
 
 
 def train(args: argparse.Namespace) -> float:
@@ -44,7 +44,7 @@ def train(args: argparse.Namespace) -> float:
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, args.batch_size, sampler=sampler)
     model = nn.Linear(8, 2)
-    spread = model if args.overlap else DDP(model, bucket_cap_mb=25)
+    spread = model if args.overlap else DistributedDataParallel(model, bucket_cap_mb=25)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     scaler = torch.amp.GradScaler("cpu", enabled=args.amp)
     loss = torch.zeros(())
