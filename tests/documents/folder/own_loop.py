@@ -41,7 +41,7 @@ def train(args: argparse.Namespace) -> float:
     torch.manual_seed(0)
     pixels = torch.randn(64, 8)
     dataset = TensorDataset(pixels, (pixels.sum(1) > 0).long())
-    sampler = DistributedSampler(dataset)
+    sampler: DistributedSampler[int] = DistributedSampler(dataset)
     loader = DataLoader(dataset, args.batch_size, sampler=sampler)
     model = nn.Linear(8, 2)
     spread = model if args.overlap else DistributedDataParallel(model, bucket_cap_mb=25)

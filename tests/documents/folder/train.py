@@ -1,6 +1,7 @@
 """A script as one writes it for Drivetrain: ten steps of a small model."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -27,5 +28,5 @@ trainer = Trainer(
 )
 history = trainer.fit(data)
 if trainer.is_main:
-    layout = f"{trainer.config.parallel.strategy} on {trainer.assembly.world.identity.world_size}"
+    layout = f"{trainer.config.parallel.strategy} on {dist.get_world_size()}"
     print(f"DONE {len(history.steps)} steps, {layout}", flush=True)
