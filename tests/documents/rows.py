@@ -439,9 +439,9 @@ LAUNCHING = (
         "kind: Job, parallelism: 4, nvidia.com/gpu: 8, restartPolicy: OnFailure",
         "works",
         "the printed Job gives its pods no ranks; `drivetrain train --on kubernetes --nodes 4 "
-        "--gpus-per-node 8 --image …` makes one that does",
+        "--gpus-per-node 8 --image NAME:TAG --claim runs` makes one that does",
         command="python -m drivetrain train --on kubernetes --nodes 4 --gpus-per-node 8 "
-        "--image pytorch/pytorch:latest --volume runs:/runs --run-dir /runs/one train.py --dry-run",
+        "--image pytorch/pytorch:2.13.0 --claim runs --run-dir /runs/one train.py --dry-run",
     ),
 )
 

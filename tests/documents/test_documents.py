@@ -65,6 +65,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("row", SNIPPETS, ids=lambda row: row.key)
 def test_a_snippet(row: Row, found: list[dict[str, Any]]) -> None:
     if not is_there(row):
@@ -100,3 +101,22 @@ def test_a_command(row: Row, tmp_path: Path) -> None:
         assert "DONE" in done.stdout
     if "deepspeed" in row.key:
         assert "deepspeed on 2" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'drivetrain[ray]'")
+def test_a_search_of_ray_tune(tmp_path: Path) -> None:
+    done = run([sys.executable, str(HERE / "folder" / "ray_tune.py"), str(tmp_path)], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "DONE 2 trials, hidden_size" in done.stdout
+    assert "DONE on ray: 4 steps" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install 'drivetrain[deepspeed]'")
+def test_deepspeeds_own_class_takes_no_keywords(tmp_path: Path) -> None:
+    code = "from deepspeed import DeepSpeedConfig\nDeepSpeedConfig(zero_optimization={})"
+    done = run([sys.executable, "-c", code], tmp_path)
+    assert "unexpected keyword argument 'zero_optimization'" in done.stderr
