@@ -626,6 +626,64 @@ EXPLANATION = (
     ),
 )
 
+NAMED = (
+    Row(
+        "sharded-checkpoints",
+        "checkpointing strategies: full, sharded",
+        "works",
+        "each rank writes its pieces; `weights.pt` or `weights/` at the end is whole "
+        "([checkpoints](checkpoints.md))",
+        shown_by="tests/unit/test_checkpoint.py",
+    ),
+    Row(
+        "incremental-checkpoints",
+        "checkpointing strategies: incremental",
+        "not yet",
+        "what is not trained can be left out (`checkpoint.contents=trained`), what has not "
+        "changed since the last save is written again",
+    ),
+    Row(
+        "elastic",
+        "elastic training, adding and removing nodes",
+        "works",
+        "`--nnodes MIN:MAX`; the global batch stays ([fault tolerance](fault-tolerance.md))",
+        shown_by="tests/launch/test_supervision.py",
+    ),
+    Row(
+        "profilers",
+        "PyTorch Profiler, py-spy",
+        "works",
+        "`drivetrain profile`, `--py-spy`",
+        shown_by="tests/verdicts/campaign.py",
+    ),
+    Row(
+        "prometheus",
+        "monitoring with Prometheus",
+        "works",
+        "`record.sinks=[prometheus]` ([observability](observability.md))",
+        shown_by="tests/unit/test_sinks.py",
+    ),
+    Row(
+        "population",
+        "population-based training",
+        "not yet",
+        "[`drivetrain tune`](tune.md) has rungs; Ray Tune's PBT drives RayTrainer as any function",
+    ),
+    Row(
+        "parameter-server",
+        "a parameter server, asynchronous SGD",
+        "not yet",
+        "for slow links there is [`local_sgd`](communication.md)",
+    ),
+    Row(
+        "notebook",
+        "notebook_launcher(train, args=(…), num_processes=2)",
+        "works",
+        "as Accelerate has it ([in a notebook](drop-in-trainers.md#in-a-notebook))",
+        shown_by="tests/unit/test_drop_in.py",
+    ),
+)
+
 DOCUMENTS: dict[str, tuple[Row, ...]] = {
     "Quick start of the drop-in trainers": QUICK_START,
     "Trainers by framework": TRAINERS,
@@ -636,5 +694,6 @@ DOCUMENTS: dict[str, tuple[Row, ...]] = {
     "Launch scripts": LAUNCHING,
     "The guide to strategies": GUIDE,
     "The explanation with code": EXPLANATION,
+    "Named without a snippet": NAMED,
 }
 ROWS = tuple(row for rows in DOCUMENTS.values() for row in rows)
