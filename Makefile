@@ -13,7 +13,7 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs drills drills-on-device faults forks fuzz \
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets types verdicts wheel-check
 
@@ -216,6 +216,10 @@ muon:                             ## how far Muon on shards is from whole matric
 
 matrix:                           ## every layout against one process, written to docs/parity-matrix.md
 	$(BIN)/python -m tests.ranks.matrix docs/parity-matrix.md benchmarks/results/parity
+
+documents:                        ## what other documents print, tried as printed; the table in docs/from-the-documents.md (minutes)
+	$(BIN)/pytest tests/documents -m "slow or not slow"
+	$(BIN)/python -m tests.documents.table docs/from-the-documents.md
 
 resume-matrix:                    ## what may change between two attempts, and what happens then, into docs/checkpoints.md
 	$(BIN)/python -m tests.resume.table docs/checkpoints.md

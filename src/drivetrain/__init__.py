@@ -14,10 +14,15 @@ from drivetrain._version import __version__
 from drivetrain.core.deprecation import PUBLIC_NAMES, warn_renamed
 
 if TYPE_CHECKING:
+    from drivetrain.compat.compression import GradientCompression
+    from drivetrain.compat.deepspeed import DeepSpeedConfig
     from drivetrain.compat.horovod import HorovodTrainer
     from drivetrain.compat.hugging_face import config_from_training_arguments
-    from drivetrain.compat.pytorch import DistributedConfig, PyTorchDDPTrainer
+    from drivetrain.compat.monitor import PerformanceMonitor
+    from drivetrain.compat.notebook import notebook_launcher
+    from drivetrain.compat.pytorch import PyTorchDDPTrainer
     from drivetrain.compat.ray import RayTrainer
+    from drivetrain.compat.settings import DistributedConfig
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
     from drivetrain.core.errors import (
         ConfigError,
@@ -47,12 +52,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "ConfigError": "drivetrain.core.errors",
     "DamagedRun": "drivetrain.core.errors",
-    "DistributedConfig": "drivetrain.compat.pytorch",
+    "DeepSpeedConfig": "drivetrain.compat.deepspeed",
+    "DistributedConfig": "drivetrain.compat.settings",
     "DrivetrainError": "drivetrain.core.errors",
     "EMA": "drivetrain.train.ema",
     "EarlyStopping": "drivetrain.train.early_stopping",
     "EnvironmentProblem": "drivetrain.core.errors",
     "EvaluationResult": "drivetrain.train.history",
+    "GradientCompression": "drivetrain.compat.compression",
     "History": "drivetrain.train.history",
     "Hook": "drivetrain.train.hooks",
     "HorovodTrainer": "drivetrain.compat.horovod",
@@ -62,6 +69,7 @@ _HOMES = {
     "NonFiniteLoss": "drivetrain.core.errors",
     "NotSaved": "drivetrain.core.errors",
     "PerSample": "drivetrain.train.outputs",
+    "PerformanceMonitor": "drivetrain.compat.monitor",
     "Preempted": "drivetrain.core.errors",
     "PyTorchDDPTrainer": "drivetrain.compat.pytorch",
     "RayTrainer": "drivetrain.compat.ray",
@@ -77,6 +85,7 @@ _HOMES = {
     "config_from_training_arguments": "drivetrain.compat.hugging_face",
     "gather": "drivetrain.parallel.gather",
     "load_config": "drivetrain.config",
+    "notebook_launcher": "drivetrain.compat.notebook",
     "open_run": "drivetrain.record.reading",
     "prepare": "drivetrain.train.keep_loop",
 }
@@ -85,11 +94,13 @@ __all__ = [
     "EMA",
     "ConfigError",
     "DamagedRun",
+    "DeepSpeedConfig",
     "DistributedConfig",
     "DrivetrainError",
     "EarlyStopping",
     "EnvironmentProblem",
     "EvaluationResult",
+    "GradientCompression",
     "History",
     "Hook",
     "HorovodTrainer",
@@ -99,6 +110,7 @@ __all__ = [
     "NonFiniteLoss",
     "NotSaved",
     "PerSample",
+    "PerformanceMonitor",
     "Preempted",
     "PyTorchDDPTrainer",
     "RayTrainer",
@@ -115,6 +127,7 @@ __all__ = [
     "config_from_training_arguments",
     "gather",
     "load_config",
+    "notebook_launcher",
     "open_run",
     "prepare",
 ]

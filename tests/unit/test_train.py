@@ -442,13 +442,12 @@ def test_the_front_door_answers_wrong_settings() -> None:
         PyTorchDDPTrainer(nn.Linear(2, 2), batchsize=3)
     assert str(caught.value) == "batchsize = 3: unknown setting; did you mean batch_size?"
     with pytest.raises(ConfigError) as caught:
-        DistributedConfig(backend="gossip", mlflow_tracking=True, communication_backend="nccl")
+        DistributedConfig(backend="gossip", communication_backend="nccl")
     assert str(caught.value).splitlines() == [
         "backend = gossip: not available in this release; use pytorch-ddp or pytorch-fsdp or "
-        "deepspeed or horovod",
+        "deepspeed or horovod or ray",
         "communication_backend = nccl: needs CUDA devices, and there are none; "
         'use "auto", which takes gloo on the CPU',
-        "mlflow_tracking = True: not available in this release; use tensorboard=True",
     ]
 
 

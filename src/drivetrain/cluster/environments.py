@@ -86,6 +86,27 @@ class Torchrun:
         return _from_env_contract(Torchrun.name, variables)
 
 
+class DeepSpeedLauncher:
+    """A process of the `deepspeed` command: torch's variables, and some under names of its own."""
+
+    name: ClassVar[str] = "deepspeed"
+
+    @staticmethod
+    def detect(variables: Mapping[str, str]) -> bool:
+        """`CROSS` counts machines, as with Horovod; a torchrun inside wins."""
+        own = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"}
+        return own <= set(variables) and "TORCHELASTIC_RUN_ID" not in variables
+
+    @staticmethod
+    def identity(variables: Mapping[str, str]) -> Identity:
+        """The same contract as torchrun."""
+        theirs = {
+            "LOCAL_WORLD_SIZE": variables["LOCAL_SIZE"],
+            "GROUP_RANK": variables["CROSS_RANK"],
+        }
+        return _from_env_contract(DeepSpeedLauncher.name, {**variables, **theirs})
+
+
 class RayTrain:
     """A Ray Train worker: torch's variables, set by Ray's own process-group set-up."""
 
@@ -258,6 +279,7 @@ class SingleProcess:
 
 ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
     RayTrain,
+    DeepSpeedLauncher,
     Torchrun,
     HorovodEnvironment,
     SlurmEnvironment,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.compat.pytorch import DistributedConfig, LossOnOutputs, PyTorchDDPTrainer
+from drivetrain.compat.pytorch import LossOnOutputs, PyTorchDDPTrainer, Scheduler
+from drivetrain.compat.settings import DistributedConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.train.history import History
 
@@ -23,6 +24,7 @@ class HorovodTrainer(PyTorchDDPTrainer):
         loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
         compression: "none", "fp16", or the members of `hvd.Compression` by these names.
         verbose: Whether this rank may show progress.
+        scheduler: A torch LR scheduler, stepped after each epoch.
         settings: Any field of DistributedConfig.
     """
 
@@ -33,10 +35,11 @@ class HorovodTrainer(PyTorchDDPTrainer):
         loss_fn: LossOnOutputs | None = None,
         compression: Any = "none",
         verbose: bool = True,
+        scheduler: Scheduler | None = None,
         **settings: Any,
     ) -> None:
         config = DistributedConfig(backend="horovod", compression=_name_of(compression))
-        super().__init__(model, config, loss_fn, optimizer, **settings)
+        super().__init__(model, config, loss_fn, optimizer, scheduler, **settings)
         self._verbose = verbose
 
     def fit(
@@ -45,12 +48,13 @@ class HorovodTrainer(PyTorchDDPTrainer):
         val_loader: Any = None,
         checkpoint_dir: str | Path | None = None,
         max_steps: int | None = None,
+        mlflow_experiment: str | None = None,
         epochs: int | None = None,
     ) -> History:
         """Train on all ranks; returns on each of them, with the model trained."""
         if epochs is not None:
             self.config = replace(self.config, epochs=epochs)
-        return super().fit(train_loader, val_loader, checkpoint_dir, max_steps)
+        return super().fit(train_loader, val_loader, checkpoint_dir, max_steps, mlflow_experiment)
 
     def metric_average(self, value: float | torch.Tensor, name: str) -> float:
         """The mean of a number over all ranks. A collective call, after fit()."""
@@ -62,8 +66,14 @@ class HorovodTrainer(PyTorchDDPTrainer):
         number = torch.tensor(float(value), dtype=torch.float64)
         return float(hvd.allreduce(number, name=name, op=hvd.Average))
 
-    def _run_config(self, config: DistributedConfig, num_ranks: int) -> dict[str, Any]:
-        run_config = super()._run_config(config, num_ranks)
+    def _run_config(
+        self,
+        config: DistributedConfig,
+        num_ranks: int,
+        ranks_per_node: int | None = None,
+        per_epoch: int | None = None,
+    ) -> dict[str, Any]:
+        run_config = super()._run_config(config, num_ranks, ranks_per_node, per_epoch)
         if not self._verbose:
             run_config["record"]["progress"] = "none"
         return run_config

@@ -8,189 +8,41 @@
 
 from __future__ import annotations
 
-import difflib
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from drivetrain.cluster.environments import detect
+from drivetrain.cluster.environments import Identity, detect
 from drivetrain.compat.relaunch import local_ranks
+from drivetrain.compat.settings import DistributedConfig, with_settings
+from drivetrain.config.schema import Data
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.parallel.accelerator import accelerator_type, num_devices
+from drivetrain.data.sources import source_from
 from drivetrain.train.history import History
 from drivetrain.train.hooks import Hook
 from drivetrain.train.optimization.given import GivenOptimizer
+from drivetrain.train.optimization.own_schedule import (
+    LRSchedule,
+    ScheduleFactory,
+    as_factory,
+)
 from drivetrain.train.saving.weights import write_weights
 from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
 
-_STRATEGIES = {
-    "pytorch-ddp": "ddp",
-    "pytorch-fsdp": "fsdp",
-    "deepspeed": "deepspeed",
-    "horovod": "horovod",
-}
-_PRECISIONS: dict[bool | str, str] = {
-    False: "fp32",
-    True: "fp16",
-    "fp32": "fp32",
-    "fp16": "fp16",
-    "bf16": "bf16",
-}
-_COMMUNICATION = ("auto", "gloo", "nccl")
-_NOT_YET = {
-    "mlflow_tracking": "use tensorboard=True",
-    "mlflow_experiment": "use tensorboard=True",
-}
+__all__ = ["DistributedConfig", "LossOnOutputs", "PyTorchDDPTrainer", "Scheduler", "WriteWeights"]
 
 LossOnOutputs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class DistributedConfig:
-    """Settings by the names the field's documents use; `run_config` says them in ours."""
-
-    num_gpus: int | None = None
-    """Ranks in all; None: one per CUDA device, or one. Without CUDA they are CPU processes."""
-    num_nodes: int = 1
-    gpus_per_node: int | None = None
-    backend: str = "pytorch-ddp"
-    """pytorch-ddp, pytorch-fsdp, deepspeed or horovod."""
-    batch_size: int = 32
-    """Per rank and micro-batch."""
-    epochs: int = 1
-    learning_rate: float = 1e-3
-    mixed_precision: bool | str = False
-    """True or "fp16", with loss scaling; "bf16"."""
-    scaler_init_scale: float = 65536.0
-    scaler_growth_interval: int = 2000
-    gradient_accumulation_steps: int = 1
-    gradient_clipping: float | None = None
-    communication_backend: str = "auto"
-    """auto follows the device: nccl for CUDA, gloo for the CPU."""
-    find_unused_parameters: bool = False
-    seed: int = 42
-    checkpoint_dir: str | None = None
-    """The trained weights are written here; checkpoints too, with one of the next two."""
-    tensorboard: bool = True
-    tensorboard_dir: str | None = None
-    """Run directories, TensorBoard's files inside them, are made here; None: ./runs."""
-    log_every_n_steps: int = 10
-    checkpoint_frequency: int | None = None
-    """Save each so many steps; None: as often as pays."""
-    resume_from_checkpoint: bool | str = False
-    """True: from the newest checkpoint in checkpoint_dir; or a run's directory."""
-    zero_stage: int | None = None
-    """DeepSpeed's ZeRO stage, 1 to 3; makes the backend deepspeed, as does the next."""
-    deepspeed_config: str | Path | dict[str, Any] | None = None
-    """A DeepSpeed JSON file, or its contents."""
-    compression: str = "none"
-    """Of gradients on their way, with backend horovod: none or fp16."""
-    # Known from the field's documents, and refused in this release rather than ignored:
-    mlflow_tracking: bool = False
-    mlflow_experiment: str | None = None
-
-    def __post_init__(self) -> None:
-        """Answer everything that cannot be honoured, at once."""
-        problems = [
-            Problem(name, "not available in this release", remedy, getattr(self, name))
-            for name, remedy in _NOT_YET.items()
-            if getattr(self, name)
-        ]
-        if self.backend not in _STRATEGIES:
-            problems.append(_choice("backend", self.backend, tuple(_STRATEGIES)))
-        if self._wants_deepspeed and self.backend in ("pytorch-fsdp", "horovod"):
-            problems.append(
-                Problem(
-                    "backend",
-                    "zero_stage and deepspeed_config are DeepSpeed's",
-                    'use backend="deepspeed", or leave them out',
-                    self.backend,
-                )
-            )
-        if self.communication_backend not in _COMMUNICATION:
-            problems.append(
-                _choice("communication_backend", self.communication_backend, _COMMUNICATION)
-            )
-        if self.mixed_precision not in _PRECISIONS:
-            options = ("True", "False", "fp16", "bf16")
-            problems.append(_choice("mixed_precision", str(self.mixed_precision), options))
-        usual = dist.get_default_backend_for_device(accelerator_type())
-        if self.communication_backend == "gloo" and usual != "gloo":
-            problems.append(_choice("communication_backend", "gloo", (f"auto, with {usual}",)))
-        if self.communication_backend == "nccl" and usual != "nccl":
-            problems.append(
-                Problem(
-                    "communication_backend",
-                    "needs CUDA devices, and there are none",
-                    'use "auto", which takes gloo on the CPU',
-                    "nccl",
-                )
-            )
-        if problems:
-            raise ConfigError(sorted(problems, key=str))
-
-    @property
-    def _wants_deepspeed(self) -> bool:
-        return self.zero_stage is not None or self.deepspeed_config is not None
-
-    def _checkpoint(self) -> dict[str, Any]:
-        """Resumable ones go to checkpoint_dir when somebody asked for them."""
-        wanted = bool(self.checkpoint_frequency or self.resume_from_checkpoint)
-        resume = self.resume_from_checkpoint
-        return {
-            "every_steps": self.checkpoint_frequency or "auto",
-            "directory": self.checkpoint_dir if wanted else None,
-            "resume_from": self.checkpoint_dir if resume is True else resume or None,
-        }
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks in all."""
-        if self.num_gpus is not None:
-            return self.num_gpus
-        per_node = self.gpus_per_node or max(1, num_devices())
-        return per_node * self.num_nodes
-
-    def run_config(self, num_ranks: int) -> dict[str, Any]:
-        """The same in Drivetrain's words."""
-        return {
-            "global_batch_size": self.batch_size * self.gradient_accumulation_steps * num_ranks,
-            "micro_batch_size": self.batch_size,
-            "num_train_epochs": self.epochs,
-            "seed": self.seed,
-            "output_dir": self.tensorboard_dir or "runs",
-            "optimization": {
-                "learning_rate": self.learning_rate,
-                "max_grad_norm": self.gradient_clipping,
-            },
-            "precision": {
-                "dtype": _PRECISIONS[self.mixed_precision],
-                "scaler": {
-                    "init_scale": self.scaler_init_scale,
-                    "growth_interval": self.scaler_growth_interval,
-                },
-            },
-            "parallel": {
-                "strategy": "deepspeed" if self._wants_deepspeed else _STRATEGIES[self.backend],
-                "ddp": {"find_unused_parameters": self.find_unused_parameters},
-                "deepspeed": {"zero_stage": self.zero_stage, "config": self.deepspeed_config},
-                "horovod": {"compression": self.compression},
-            },
-            "checkpoint": self._checkpoint(),
-            "record": {
-                "logging_steps": self.log_every_n_steps,
-                "sinks": ["tensorboard"] if self.tensorboard else [],
-            },
-        }
+Scheduler = LRScheduler | LRSchedule | ScheduleFactory
 
 
 class PyTorchDDPTrainer:
@@ -203,7 +55,9 @@ class PyTorchDDPTrainer:
         model: The model; every rank starts from rank 0's weights.
         config: Settings; those given by name win over it.
         loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
-        optimizer: Made from `model.parameters()`; AdamW when left out.
+        optimizer: Made from `model.parameters()`; AdamW, or the scheduler's, when left out.
+        scheduler: A torch LR scheduler, stepped after each epoch (ReduceLROnPlateau: each
+            evaluation); an `LRSchedule` says otherwise.
         settings: Any field of DistributedConfig.
     """
 
@@ -213,13 +67,32 @@ class PyTorchDDPTrainer:
         config: DistributedConfig | None = None,
         loss_fn: LossOnOutputs | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Scheduler | None = None,
         **settings: Any,
     ) -> None:
         self.model = model
-        self.config = _with_settings(config or DistributedConfig(), settings)
+        self.config = with_settings(config or DistributedConfig(), settings)
+        self.history: History | None = None
+        """Of the last fit()."""
         self.best_accuracy: float | None = None
         self._loss_fn = loss_fn or F.cross_entropy
-        self._optimizer = optimizer
+        self._scheduler = None if scheduler is None else _each_epoch(scheduler)
+        self._optimizer = optimizer or getattr(scheduler, "optimizer", None)
+        self._mlflow_run: str | None = None
+        if scheduler is not None:
+            self._refuse_two_schedules()
+
+    def _refuse_two_schedules(self) -> None:
+        names = ("learning_rate_scaling", "warmup_epochs", "warmup_steps")
+        unset = DistributedConfig()
+        rule, remedy = "the scheduler sets the rate", "give it its own warm-up, or leave it out"
+        problems = [
+            Problem(name, rule, remedy, getattr(self.config, name))
+            for name in names
+            if getattr(self.config, name) != getattr(unset, name)
+        ]
+        if problems:
+            raise ConfigError(problems)
 
     def fit(
         self,
@@ -227,43 +100,71 @@ class PyTorchDDPTrainer:
         val_loader: Any = None,
         checkpoint_dir: str | Path | None = None,
         max_steps: int | None = None,
+        mlflow_experiment: str | None = None,
     ) -> History:
         """Train on all ranks; returns on each of them, with the model trained."""
+        if mlflow_experiment is not None:
+            self.config = replace(self.config, mlflow_experiment=mlflow_experiment)
+        fit = self._fit_on_ray if self.config.backend == "ray" else self._fit_here
+        self.history = fit(train_loader, val_loader, checkpoint_dir, max_steps)
+        self.best_accuracy = self.history.best_accuracy
+        return self.history
+
+    def _fit_on_ray(
+        self, train: Any, val: Any, checkpoint_dir: str | Path | None, max_steps: int | None
+    ) -> History:
+        from drivetrain.compat.ray import RayTrainer  # made of this class
+
+        given = (self._loss_fn, self._optimizer, self._scheduler)
+        use_gpu = torch.accelerator.is_available()
+        trainer = RayTrainer(self.model, self.config, self.config.num_ranks, use_gpu, *given)
+        return trainer.fit(train, val, checkpoint_dir, max_steps)
+
+    def _fit_here(
+        self, train: Any, val: Any, checkpoint_dir: str | Path | None, max_steps: int | None
+    ) -> History:
         identity = detect()
         wanted = self.config.num_ranks
         starts_ranks = identity.world_size == 1 and wanted > 1
-        num_ranks = wanted if starts_ranks else identity.world_size
-        if starts_ranks and self.config.num_nodes > 1:
-            raise ConfigError(
-                [
-                    Problem(
-                        "num_nodes",
-                        "several nodes need a launcher on each",
-                        "run `drivetrain train --nnodes …` on every node",
-                        self.config.num_nodes,
-                    )
-                ]
-            )
+        if starts_ranks:
+            self._refuse_several_nodes()
         target = checkpoint_dir or self.config.checkpoint_dir
         if self.config.resume_from_checkpoint is True and target is None:
             rule, remedy = "there is no place to resume from", "give checkpoint_dir"
             raise ConfigError([Problem("resume_from_checkpoint", rule, remedy, value=True)])
         settings = replace(self.config, checkpoint_dir=None if target is None else str(target))
-        run_config = {**self._run_config(settings, num_ranks), "max_steps": max_steps}
+        ranks = (wanted, wanted) if starts_ranks else _ranks(identity)
+        per_epoch = steps_per_epoch(train, self.config, ranks[0])
+        run_config = {**self._run_config(settings, *ranks, per_epoch), "max_steps": max_steps}
         hooks = [WriteWeights(Path(target))] if target is not None else []
         trainer = Trainer(self._task(), run_config, hooks)
-        with local_ranks(num_ranks) if starts_ranks else nullcontext():
-            history = trainer.fit(train_loader, val_loader)
-        self.best_accuracy = history.best_accuracy
-        return history
+        with local_ranks(wanted) if starts_ranks else nullcontext():
+            return trainer.fit(train, val)
 
-    def _run_config(self, config: DistributedConfig, num_ranks: int) -> dict[str, Any]:
-        return config.run_config(num_ranks)
+    def _refuse_several_nodes(self) -> None:
+        if self.config.num_nodes > 1:
+            rule = "several nodes need a launcher on each"
+            remedy = "run `drivetrain train --nnodes …` on every node"
+            raise ConfigError([Problem("num_nodes", rule, remedy, self.config.num_nodes)])
+
+    def _run_config(
+        self,
+        config: DistributedConfig,
+        num_ranks: int,
+        ranks_per_node: int | None = None,
+        per_epoch: int | None = None,
+    ) -> dict[str, Any]:
+        said = config.run_config(num_ranks, ranks_per_node, per_epoch)
+        if config.wants_mlflow:
+            said["record"]["mlflow"]["run_id"] = self._mlflow_run or open_mlflow_run(config)
+        return said
 
     def _task(self) -> Task:
         task = Task(model=Prebuilt(self.model), loss=self._loss, metrics=self._metrics)
         if self._optimizer is not None:
             task = replace(task, optimizer=GivenOptimizer(self._optimizer, self.model))
+        if self._scheduler is not None:
+            task = replace(task, schedule=as_factory(self._scheduler))
         return task
 
     def _loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -292,17 +193,35 @@ class WriteWeights(Hook):
             write_weights(trainer.assembly, self._path)
 
 
-def _with_settings(config: DistributedConfig, settings: dict[str, Any]) -> DistributedConfig:
-    known = [field.name for field in fields(DistributedConfig)]
-    problems = []
-    for name in sorted(settings.keys() - set(known)):
-        near = difflib.get_close_matches(name, known, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        problems.append(Problem(name, "unknown setting", remedy, settings[name]))
-    if problems:
-        raise ConfigError(problems)
-    return replace(config, **settings)
+def _each_epoch(scheduler: Scheduler) -> Scheduler:
+    """As those documents count: a scheduler that does not say otherwise goes by epochs."""
+    if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        return LRSchedule(scheduler, every="epoch")
+    return scheduler
 
 
-def _choice(name: str, value: str, options: tuple[str, ...]) -> Problem:
-    return Problem(name, "not available in this release", f"use {' or '.join(options)}", value)
+def _ranks(identity: Identity) -> tuple[int, int]:
+    """How many there are, and on each node; were these uneven, as on this one."""
+    return identity.world_size, max(1, identity.local_world_size)
+
+
+def steps_per_epoch(data: Any, config: DistributedConfig, num_ranks: int) -> int | None:
+    """None where the data does not say how much there is."""
+    samples = source_from(data, Data()).epoch_length(config.batch_size)
+    return None if samples is None else -(-samples // config.global_batch_size(num_ranks))
+
+
+def open_mlflow_run(config: DistributedConfig) -> str | None:
+    """The run that the script has opened with `mlflow.start_run()`, if it has."""
+    mlflow: Any = sys.modules.get("mlflow")
+    run = None if mlflow is None else mlflow.active_run()
+    if run is None:
+        return None
+    if config.mlflow_experiment is not None:
+        name = mlflow.get_experiment(run.info.experiment_id).name
+        if name != config.mlflow_experiment:
+            rule = f"the run that is open belongs to {name}"
+            remedy = "mlflow.set_experiment() before it is opened, or leave this out"
+            problem = Problem("mlflow_experiment", rule, remedy, config.mlflow_experiment)
+            raise ConfigError([problem])
+    return str(run.info.run_id)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
@@ -25,6 +26,7 @@ from torch._C._distributed_c10d import TCPStore
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem, WorkerFailure
 from drivetrain.supervise.processes import worker as supervised_worker
 
+_MLFLOW_RUN = "MLFLOW_RUN_ID"
 _started: list[subprocess.Popen[bytes]] = []
 _stores: list[TCPStore] = []
 
@@ -42,7 +44,7 @@ def local_ranks(num_ranks: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        failed = None if isinstance(error, DrivetrainError) else _first_error(errors, 2.0)
+        failed = None if isinstance(error, DrivetrainError) else first_error(errors, 2.0)
         _end(patience_s=0.5)
         os.environ.clear()
         os.environ.update(before)
@@ -59,7 +61,7 @@ def _watch(errors: Path, done: threading.Event, patience_s: float = 5.0) -> None
         if any(process.poll() not in (None, 0) for process in _started):
             if done.wait(patience_s):
                 return
-            reason = _first_error(errors, 0.5) or "another rank ended without saying why\n"
+            reason = first_error(errors, 0.5) or "another rank ended without saying why\n"
             sys.stderr.write(f"\n{reason}")
             sys.stderr.flush()
             for process in _started:
@@ -67,12 +69,11 @@ def _watch(errors: Path, done: threading.Event, patience_s: float = 5.0) -> None
             os._exit(WorkerFailure.exit_code)
 
 
-def _start(num_ranks: int, errors: Path) -> None:
-    command = _this_script()
+def meeting(num_ranks: int) -> tuple[TCPStore, dict[str, str]]:
+    """A port that this process holds, and what ranks are told about it and each other."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    _stores.append(store)  # rank 0 holds the port for as long as the process lives
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
-    shared = {
+    return store, {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "GROUP_RANK": "0",
@@ -82,25 +83,44 @@ def _start(num_ranks: int, errors: Path) -> None:
         # torch's env:// then joins the store above instead of opening one of its own
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        **_open_runs(),
     }
+
+
+def place_of(rank: int, errors: Path) -> dict[str, str]:
+    """What one rank is told: who it is, and where to leave what it fails with."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "TORCHELASTIC_ERROR_FILE": str(errors / f"{rank}.json"),
+    }
+
+
+def _start(num_ranks: int, errors: Path) -> None:
+    command = _this_script()
+    store, shared = meeting(num_ranks)
+    _stores.append(store)  # rank 0 holds the port for as long as the process lives
     for rank in range(1, num_ranks):
-        own = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "TORCHELASTIC_ERROR_FILE": str(errors / f"{rank}.json"),
-        }
         # Rank 0 speaks for the run: what the script prints on the other ranks is dropped.
         _started.append(
             subprocess.Popen(  # noqa: S603
                 command,
-                env={**os.environ, **shared, **own},
+                env={**os.environ, **shared, **place_of(rank, errors)},
                 stdout=subprocess.DEVNULL,
                 cwd=_first_folder(),
             )
         )
+    shared.pop(_MLFLOW_RUN, None)  # this process has it open
     os.environ |= {**shared, "RANK": "0", "LOCAL_RANK": "0"}
     torch.set_num_threads(int(shared["OMP_NUM_THREADS"]))
     atexit.register(_end, patience_s=60.0)
+
+
+def _open_runs() -> dict[str, str]:
+    """The MLflow run that is open here: a rank that starts one joins it instead."""
+    mlflow: Any = sys.modules.get("mlflow")
+    run = None if mlflow is None else mlflow.active_run()
+    return {} if run is None else {_MLFLOW_RUN: str(run.info.run_id)}
 
 
 def _first_folder() -> str:
@@ -119,6 +139,7 @@ def _this_script() -> list[str]:
                 Problem(
                     "num_gpus",
                     "more than one rank can only be started from a script",
+                    "in a notebook, drivetrain.notebook_launcher(function, num_processes=N); else "
                     "save it as a file and run it with python, or with "
                     "`drivetrain train --nproc-per-node N`",
                     has_value=False,
@@ -130,14 +151,20 @@ def _this_script() -> list[str]:
     return [*worker, str(Path(str(main.__file__)).resolve()), *sys.argv[1:]]
 
 
-def _first_error(errors: Path, patience_s: float) -> str | None:
-    """What the first failing rank left behind; ranks get a moment to leave it."""
+def first_error(errors: Path, patience_s: float) -> str | None:
+    """What the first failing rank left behind."""
+    found = first_failure(errors, patience_s)
+    return None if found is None else found[1]
+
+
+def first_failure(errors: Path, patience_s: float) -> tuple[int, str] | None:
+    """Which rank failed first, and what it left behind; ranks get a moment to leave it."""
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
-        found = [json.loads(file.read_text())["message"] for file in errors.glob("*.json")]
+        found = {int(file.stem): json.loads(file.read_text()) for file in errors.glob("*.json")}
         if found:
-            first = min(found, key=lambda message: float(message["extraInfo"]["at_s"]))
-            return str(first["message"])
+            rank = min(found, key=lambda each: found[each]["message"]["extraInfo"]["at_s"])
+            return rank, str(found[rank]["message"]["message"])
         time.sleep(0.1)
     return None
 

@@ -13,6 +13,8 @@ from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 _RUNS_OTHERS = {"pytest", "py.test", "unittest", "ipykernel_launcher", "colab_kernel_launcher"}
 """Programs whose command line is their own, not that of the code they run."""
 
+_DEEPSPEEDS = ("--deepspeed", "--deepspeed_config")
+
 
 def argv_of_script() -> list[str]:
     """The words after the script's name; none where a notebook or a test runner is the program."""
@@ -24,6 +26,24 @@ def argv_of_script() -> list[str]:
     is_code_alone = first in ("", "-", "-c")
     is_notebook = not is_code_alone and not hasattr(sys.modules["__main__"], "__file__")
     return [] if is_notebook or name in _RUNS_OTHERS else sys.argv[1:]
+
+
+def with_deepspeeds_flags(words: Sequence[str]) -> list[str]:
+    """What DeepSpeed's scripts are given, as words for the config."""
+    said: list[str] = []
+    queue = list(words)
+    while queue:
+        flag, has_value, value = (word := queue.pop(0)).partition("=")
+        if flag not in _DEEPSPEEDS:
+            said.append(word)
+            continue
+        is_file = not has_value and bool(queue) and queue[0].endswith(".json")
+        if flag == "--deepspeed_config" and not has_value and queue:
+            is_file = True
+        value = queue.pop(0) if is_file else value
+        said.append("parallel.strategy=deepspeed")
+        said += [f"parallel.deepspeed.config={value}"] if value else []
+    return said
 
 
 def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Problem]]:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from drivetrain.config.command_line import argv_of_script, own_flags
+from drivetrain.config.command_line import argv_of_script, own_flags, with_deepspeeds_flags
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, walk_fields
 from drivetrain.config.provenance import ResolvedConfig, Source
 from drivetrain.config.rules import broken_rules
@@ -47,17 +47,18 @@ def load_config(
 ) -> ResolvedConfig:
     """The config of this script: its defaults, then a file, then the command line.
 
-    `argv` may hold `--config FILE` and any number of `path.to.key=value`, and nothing else. Left
-    out, it is the script's command line: nothing in a notebook and under pytest, and flags of the
-    script's own are left to it. `defaults` are the script's, nested or dotted.
+    `argv` may hold `--config FILE` and any number of `path.to.key=value`, and DeepSpeed's
+    `--deepspeed_config FILE`. Left out, it is the script's command line: nothing in a notebook and
+    under pytest, and flags of the script's own are left to it. `defaults` are the script's, nested
+    or dotted.
     """
     if argv is None:
-        own, left, problems = own_flags(argv_of_script())
+        own, left, problems = own_flags(with_deepspeeds_flags(argv_of_script()))
         file, overrides, more = _split(own, path)
         problems += more
     else:
         left = ()
-        file, overrides, problems = _split(argv, path)
+        file, overrides, problems = _split(with_deepspeeds_flags(argv), path)
     said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
     if file is not None:
         values, file_problems = _read(file)

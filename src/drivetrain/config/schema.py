@@ -393,6 +393,8 @@ class MLflow(Section):
     beside the run's directory."""
     experiment: str = "drivetrain"
     """The experiment's name; made when there is none."""
+    run_id: str | None = None
+    """An MLflow run that is open already: it is written to, and left open; null: one of its own."""
 
 
 class Prometheus(Section):

@@ -13,6 +13,7 @@ import re
 import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 from drivetrain.core.files import write_whole
@@ -293,7 +294,8 @@ class MLflowSink:
         if attempts.is_dir():
             client.log_artifacts(self._run_id, str(attempts), "attempts")
         words = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
-        client.set_terminated(self._run_id, words[outcome])
+        if not self._settings.get("run_id"):  # whoever has opened it ends it
+            client.set_terminated(self._run_id, words[outcome])
 
     def _open(self) -> Any:
         if self._client is not None:
@@ -304,21 +306,27 @@ class MLflowSink:
 
         for chatty in ("mlflow", "alembic"):  # a new store is not news to somebody who trains
             logging.getLogger(chatty).setLevel(logging.WARNING)
-        settings: dict[str, Any] = (self._directory.config().get("record") or {}).get("mlflow", {})
-        client = MlflowClient(tracking_uri=self._address(settings.get("tracking_uri")))
-        self._run_id = self._run(client, str(settings.get("experiment") or "drivetrain"))
+        client = MlflowClient(tracking_uri=self._address())
+        self._run_id = self._settings.get("run_id") or self._run(client)
         self._client = client
         _log_parameters(client, self._run_id, self._directory.config())
         client.log_artifact(self._run_id, str(self._directory.run_yaml))
         return client
 
-    def _address(self, given: str | None) -> str | None:
-        if given or os.environ.get("MLFLOW_TRACKING_URI"):
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return (self._directory.config().get("record") or {}).get("mlflow") or {}
+
+    def _address(self) -> str | None:
+        """None: where this process has MLflow already, by its variable or its script."""
+        given: str | None = self._settings.get("tracking_uri")
+        if given or self._settings.get("run_id") or os.environ.get("MLFLOW_TRACKING_URI"):
             return given
         return f"sqlite:///{self._directory.path.parent / 'mlflow.db'}"
 
-    def _run(self, client: Any, experiment: str) -> str:
+    def _run(self, client: Any) -> str:
         """The one an earlier attempt has opened, or a new one."""
+        experiment = str(self._settings.get("experiment") or "drivetrain")
         note = self._directory.path / "mlflow.json"
         if note.is_file():
             run_id = str(json.loads(note.read_text())["run_id"])

@@ -120,6 +120,12 @@ class BFloat16(Plain):
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def largest_places(values: torch.Tensor, ratio: float) -> torch.Tensor:
+    """Where the largest of them are, whatever their sign; one at least."""
+    count = max(1, round(ratio * values.numel()))
+    return torch.topk(values.abs(), count, sorted=False).indices
+
+
 class TopKCompressor:
     """The largest `ratio` of each bucket."""
 
@@ -158,8 +164,7 @@ class TopKCompressor:
         if kept is None or kept.shape != gradient.shape:  # none yet, or of another bucket size
             kept = self._kept_back[index] = torch.zeros_like(gradient)
         kept.add_(gradient)
-        count = max(1, round(self._ratio * gradient.numel()))
-        places = torch.topk(kept.abs(), count, sorted=False).indices
+        places = largest_places(kept, self._ratio)
         values = kept[places]
         kept[places] = 0
         return values, places

@@ -78,10 +78,10 @@ def can_fork() -> bool:
 
 def is_fork_safe() -> bool:
     """Whether a forked child could do all that this process can."""
-    return threading.active_count() == 1 and not _has_touched_accelerator()
+    return threading.active_count() == 1 and not has_touched_accelerator()
 
 
-def _has_touched_accelerator() -> bool:
+def has_touched_accelerator() -> bool:
     """Whether anything here has spoken to a device's driver; torch is not imported to find out."""
     torch = sys.modules.get("torch")
     if torch is None:

@@ -72,10 +72,10 @@ def run_argv(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the script's own, if nobody asked it to stop
-            _leave_for_supervisor(error)
+            leave_for_supervisor(error)
         return 130
     except BaseException as error:
-        _leave_for_supervisor(error)
+        leave_for_supervisor(error)
         dump_responder.tell_collectives()
         if _collects_errors(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
@@ -192,7 +192,8 @@ def _redirect() -> None:
             os.close(descriptor)
 
 
-def _leave_for_supervisor(error: BaseException) -> None:
+def leave_for_supervisor(error: BaseException) -> None:
+    """What a rank fails with, where its launcher looks for it; on the console where none does."""
     text = _own_traceback(error)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:

@@ -1,0 +1,43 @@
+"""DeepSpeedConfig: DeepSpeed's settings as keywords, by the name the field's documents use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain.core.bounded import read_text
+from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+
+
+class DeepSpeedConfig(dict[str, Any]):
+    """A DeepSpeed file's contents: `DeepSpeedConfig(zero_optimization={"stage": 3})`.
+
+    Goes wherever a file does: `PyTorchDDPTrainer(deepspeed_config=…)`, `parallel.deepspeed.config`.
+    DeepSpeed's own class of this name takes a file or a dict alone.
+
+    Args:
+        config: A JSON file, or contents to begin with.
+        sections: DeepSpeed's keys; they win.
+    """
+
+    def __init__(
+        self, config: str | Path | Mapping[str, Any] | None = None, **sections: Any
+    ) -> None:
+        contents = config if isinstance(config, Mapping) else _read(config)
+        super().__init__({**contents, **sections})
+
+
+def _read(path: str | Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        contents = json.loads(read_text(Path(path)))
+    except (OSError, ValueError, DamagedRun) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError([Problem("config", reason, "give a JSON file", str(path))]) from None
+    if not isinstance(contents, dict):
+        rule, remedy = "is no JSON object", '{"zero_optimization": …}'
+        raise ConfigError([Problem("config", rule, remedy, str(path))])
+    return contents
