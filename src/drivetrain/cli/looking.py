@@ -24,6 +24,7 @@ from drivetrain.diagnose.run import diagnose
 from drivetrain.record.ledger import CLASSES, COLOURS, LABELS, Ledger
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import RunStatus, status_of
+from drivetrain.tune.settings import is_study, load_study
 
 # `drivetrain status` and `drivetrain runs`.
 
@@ -213,6 +214,11 @@ def print_json(document: Any) -> None:
 
 
 def report(address: str, output: str) -> int:
+    if is_study(address):
+        from drivetrain.tune.page import study_page
+
+        _write_page(output, study_page(load_study(Path(address)), time.time()))
+        return 0
     from drivetrain.diagnose.run import diagnose
     from drivetrain.view.describe import view_whole
     from drivetrain.view.page import report_page
@@ -240,6 +246,8 @@ def compare(here: str, there: str, output: str | None) -> int:
 
 def watch(address: str, every_s: float, *, once: bool) -> int:
     """Until q; one frame when asked, or when nobody sees a screen."""
+    if is_study(address):
+        return _watch_study(address, every_s, once=once)
     from drivetrain.view.follow import RunFollower
     from drivetrain.view.terminal.screen import watch_live, watch_once
 
@@ -252,6 +260,33 @@ def watch(address: str, every_s: float, *, once: bool) -> int:
             watch_live(follower, console, every_s)
         except KeyboardInterrupt:
             return 0
+    return 0
+
+
+def _watch_study(address: str, every_s: float, *, once: bool) -> int:
+    from drivetrain.tune.screen import look
+    from drivetrain.view.terminal.screen import follow_live
+
+    study, console = load_study(Path(address)), terminal()
+    if once or not console.is_terminal:
+        console.print(look(study).frame(*console.size))
+        return 0
+    try:
+        follow_live(lambda: look(study).frame, console, every_s)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def plot(address: str, output: str) -> int:
+    """A study's charts alone."""
+    from drivetrain.tune.page import study_page
+
+    study = load_study(Path(address))
+    if Path(output).suffix not in (".html", ".htm"):
+        rule, remedy = "charts are written as a page", "give FILE.html; a browser prints it"
+        raise ConfigError([Problem("--output", rule, remedy, output)])
+    _write_page(output, study_page(study, time.time(), has_trials=False))
     return 0
 
 

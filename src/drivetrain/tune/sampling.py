@@ -32,7 +32,7 @@ def ask(study: Study, state: State) -> Asked:
     optuna = require("optuna", extra="tune")
     earlier = _earlier(study, state, trial)
     for attempt in range(_MOST_TRIES):
-        with _quiet(optuna):
+        with quiet(optuna):
             made = optuna.create_study(
                 storage=_after(earlier),
                 sampler=_sampler(
@@ -143,7 +143,7 @@ def as_optuna(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
         state=kind,
         value=value,
         params=values,
-        distributions={key: _distribution(optuna, study.space.parameters[key]) for key in values},
+        distributions={key: distribution(optuna, study.space.parameters[key]) for key in values},
         intermediate_values=rungs,
     )
 
@@ -153,7 +153,8 @@ def _values_at_rungs(settings: Settings, state: State, trial: int) -> dict[int, 
     return {each.step: each.value for each in found if each is not None and each.value is not None}
 
 
-def _distribution(optuna: Any, parameter: Parameter) -> Any:
+def distribution(optuna: Any, parameter: Parameter) -> Any:
+    """A parameter as Optuna has it."""
     kinds = optuna.distributions
     if isinstance(parameter, Choice):
         return kinds.CategoricalDistribution(parameter.values)
@@ -168,7 +169,7 @@ def _direction(settings: Settings) -> str:
 
 
 @contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
+def quiet(optuna: Any) -> Iterator[None]:
     """Its lines for people speak of trials that are made anew for every question."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -187,7 +188,7 @@ class Mirror:
         self._study = study
         optuna = require("optuna", extra="tune")
         journal = require("optuna.storages.journal", extra="tune")
-        with _quiet(optuna):
+        with quiet(optuna):
             storage = optuna.storages.JournalStorage(
                 journal.JournalFileBackend(str(study.path / MIRROR))
             )

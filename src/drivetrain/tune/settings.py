@@ -191,6 +191,11 @@ def open_study(path: Path, settings: Settings, space: Space) -> Study:
     return study
 
 
+def is_study(address: str) -> bool:
+    """Whether a directory is a study's, and not a run's."""
+    return "://" not in address and (Path(address) / FILE).is_file()
+
+
 def load_study(path: Path) -> Study:
     """The study in a directory."""
     file = path / FILE

@@ -47,7 +47,7 @@ def watch(
     ] = 2,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
 ) -> None:
-    """Watch a run live: curves, ranks, where the time goes, latest events. q quits.
+    """Watch a run live: curves, ranks, where the time goes, latest events; or a study. q quits.
 
     Works on runs that are training or over, here or on remote storage; each update reads only what
     is new.
@@ -66,7 +66,8 @@ def report(
 ) -> None:
     """Write one page about a run: verdict, curves, where the time went, ranks, attempts, config.
 
-    The page is self-contained: no network, no JavaScript.
+    Or about a study: history, parameters, trials. The page is self-contained: no network, no
+    JavaScript.
     """
     from drivetrain.cli import looking
 

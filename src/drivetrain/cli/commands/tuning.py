@@ -24,7 +24,7 @@ class _RunByDefault(TyperGroup):
 verbs = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Search: `tune SCRIPT --space FILE --trials N` drives one; ls, show, export, verify …",
+    help="Search: `tune SCRIPT --space FILE --trials N` drives one; ls, show, plot, verify …",
 )
 
 
@@ -166,6 +166,18 @@ def verify(
     from drivetrain.cli.tune import verify as verify_trial
 
     raise typer.Exit(verify_trial(study, trial))
+
+
+@verbs.command()
+def plot(
+    study: Folder,
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write.")] = "study.html",
+) -> None:
+    """Draw a study: history, rungs, parallel coordinates, importance of parameters; one page."""
+    from drivetrain.cli.looking import plot as plot_study
+
+    with reading(study):
+        plot_study(study, output)
 
 
 @verbs.command()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from rich import box
-from rich.console import Console, ConsoleDimensions, Group
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.layout import Layout
 from rich.live import Live
 from rich.panel import Panel
@@ -174,16 +174,25 @@ def watch_once(follower: RunFollower, console: Console) -> None:
     console.print(frame, height=height)
 
 
+Frame = Callable[[int, int, str], RenderableType]
+"""What is seen, at a width and a height, with a line below it."""
+
+
 def watch_live(follower: RunFollower, console: Console, every_s: float) -> None:
+    """A run, until it is left."""
+    follow_live(lambda: partial(screen, follower.look(time.time())), console, every_s)
+
+
+def follow_live(look: Callable[[], Frame], console: Console, every_s: float) -> None:
     """Until q, Ctrl-C or SIGTERM. A frame that took long to read is not followed by the next."""
     with _ended_in_order(), single_keys(), _screen_of(console) as live:
         while True:
             began_s = time.monotonic()
-            run = follower.look(time.time())
+            frame = look()
             foot = f"q quits · every {every_s:g} s · {time.strftime('%H:%M:%S')}"
-            drawn = _draw(live, run, foot)
+            drawn = _draw(live, frame, foot)
             took_s = time.monotonic() - began_s
-            redraw = partial(_draw, live, run, foot)
+            redraw = partial(_draw, live, frame, foot)
             if _quits_within(max(every_s - took_s, took_s), live, drawn, redraw):
                 return
 
@@ -192,10 +201,10 @@ def _screen_of(console: Console) -> Live:
     return Live(console=console, screen=True, auto_refresh=False)
 
 
-def _draw(live: Live, run: RunView, foot: str) -> ConsoleDimensions:
+def _draw(live: Live, frame: Frame, foot: str) -> ConsoleDimensions:
     """Gives the size that was drawn: the terminal may have changed since."""
     size = live.console.size
-    live.update(screen(run, size.width, size.height, foot), refresh=True)
+    live.update(frame(size.width, size.height, foot), refresh=True)
     return size
 
 
