@@ -175,14 +175,13 @@ def _dots(ends: Sequence[Ended], x: Scale, y: Scale, css: str) -> Markup:
 
 def _best_so_far(study: Study, ends: Sequence[Ended], x: Scale, y: Scale) -> Markup:
     best: float | None = None
-    sign, pieces = (1.0 if study.settings.mode == "min" else -1.0), []
+    sign = 1.0 if study.settings.mode == "min" else -1.0
+    pieces: list[str] = []
     for end in sorted(ends, key=lambda each: each.trial):
         if best is None or sign * (end.value or 0.0) < sign * best:
             best = end.value or 0.0
-            start = "M" if not pieces else "H"
-            place = across(x.place(end.trial))
-            height = up(y.place(best))
-            pieces.append(f"M{place} {height}" if start == "M" else f"H{place}V{height}")
+            place, height = across(x.place(end.trial)), up(y.place(best))
+            pieces.append(f"H{place}V{height}" if pieces else f"M{place} {height}")
     if not pieces:
         return Markup("")
     pieces.append(f"H{SIZE}")
