@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["works", "refused", "not yet"]
+Outcome = Literal["works", "refused", "not yet", "not run"]
 
 
 @dataclass(frozen=True)

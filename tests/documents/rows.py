@@ -11,7 +11,6 @@ from __future__ import annotations
 from tests.documents.row import Row
 
 _DDP = "from drivetrain import PyTorchDDPTrainer\n"
-_HVD = "import horovod.torch as hvd\nfrom drivetrain import HorovodTrainer\nhvd.init()\n"
 
 QUICK_START = (
     Row(
@@ -25,8 +24,8 @@ QUICK_START = (
     Row(
         "cli-horovod",
         "horovodrun -np 8 python -m drivetrain.cli train --script train.py --backend horovod",
-        "works",
-        "each process becomes the script; with Horovod built ([how](horovod.md#how))",
+        "not run",
+        "for want of Horovod; each process is to become the script ([how](horovod.md#how))",
         command="horovodrun -np 2 --gloo python -m drivetrain.cli train --script train.py "
         "--backend horovod",
         needs="horovod",
@@ -93,8 +92,7 @@ TRAINERS = (
         "verbose=(hvd.rank() == 0)).fit(train_loader, epochs=100)",
         "works",
         "with Horovod built ([how](horovod.md#how))",
-        code=_HVD + "HorovodTrainer(model=model, optimizer=optimizer, loss_fn=loss_fn, "
-        "verbose=(hvd.rank() == 0)).fit(train_loader, epochs=100)",
+        shown_by="tests/ranks/test_horovod.py",
         needs="horovod",
     ),
     Row(
@@ -108,19 +106,16 @@ TRAINERS = (
     Row(
         "horovodrun-hosts",
         "horovodrun -np 16 -H node1:8,node2:8 python train.py",
-        "works",
-        "Horovod's own command; without it: `drivetrain train --hosts hosts.txt train.py`",
-        needs="horovod",
-        shown_by="tests/ranks/test_horovod.py",
+        "not run",
+        "for want of two hosts with Horovod; one host is. Without it: "
+        "`drivetrain train --hosts hosts.txt train.py`",
     ),
     Row(
         "horovod-timeline",
         "HOROVOD_TIMELINE=timeline.json horovodrun …",
-        "works",
+        "not run",
         "Horovod's own file; ours, of any strategy: `drivetrain profile` "
         "([Horovod](horovod.md#timeline))",
-        needs="horovod",
-        shown_by="tests/ranks/test_horovod.py",
     ),
     Row(
         "ray",
@@ -247,7 +242,7 @@ ADVANCED = (
         "HorovodTrainer(model=model, compression=hvd.Compression.fp16)",
         "works",
         'or "fp16"; without Horovod: `PyTorchDDPTrainer(model, compression="fp16")`',
-        code=_HVD + "HorovodTrainer(model=model, compression=hvd.Compression.fp16)",
+        shown_by="tests/ranks/test_horovod.py",
         needs="horovod",
     ),
     Row(
@@ -313,7 +308,7 @@ WATCHING = (
         "works",
         "TensorBoard's own command finds every run below",
         needs="tensorboard",
-        shown_by="tests/unit/test_sinks.py",
+        shown_by="tests/unit/test_record.py",
     ),
     Row(
         "mlflow-run",
@@ -524,8 +519,8 @@ GUIDE = (
     Row(
         "nsys",
         "nsys profile --trace=cuda,nvtx,osrt torchrun --nproc_per_node=4 train.py",
-        "works",
-        "NVIDIA's own, around either launcher; not run here for want of a device",
+        "not run",
+        "for want of a device; NVIDIA's own, around either launcher",
     ),
     Row(
         "device-count",
@@ -539,14 +534,13 @@ GUIDE = (
         "MASTER_ADDR=localhost MASTER_PORT=29500 WORLD_SIZE=4 RANK=0 LOCAL_RANK=0",
         "works",
         "a process that has them is that rank",
-        shown_by="tests/unit/test_cluster.py",
+        shown_by="tests/unit/test_drop_in.py",
     ),
     Row(
         "nccl-variables",
         "NCCL_DEBUG, NCCL_IB_DISABLE, NCCL_SOCKET_IFNAME, NCCL_BUFFSIZE, …",
-        "works",
-        "NCCL's own; they reach every rank (`--env` on a target)",
-        shown_by="tests/unit/test_cluster.py",
+        "not run",
+        "for want of a device; NCCL's own, they reach every rank (`--env` on a target)",
     ),
 )
 
@@ -647,14 +641,14 @@ NAMED = (
         "elastic training, adding and removing nodes",
         "works",
         "`--nnodes MIN:MAX`; the global batch stays ([fault tolerance](fault-tolerance.md))",
-        shown_by="tests/launch/test_supervision.py",
+        shown_by="tests/ray/test_ray.py",
     ),
     Row(
         "profilers",
         "PyTorch Profiler, py-spy",
         "works",
-        "`drivetrain profile`, `--py-spy`",
-        shown_by="tests/verdicts/campaign.py",
+        "`drivetrain profile` is torch's on chosen ranks and steps; with `--py-spy`, py-spy too",
+        command="python -m drivetrain profile --ranks all --steps 3:5 --nproc-per-node 2 train.py",
     ),
     Row(
         "prometheus",

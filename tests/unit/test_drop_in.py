@@ -177,6 +177,13 @@ def test_a_process_of_the_deepspeed_command() -> None:
     assert detect(said) == Identity("deepspeed", 3, 1, 4, 2, 1, "10.0.0.1", 29500)
 
 
+def test_variables_by_hand() -> None:
+    said = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+    identity = detect({**said, "RANK": "2", "LOCAL_RANK": "2"})
+    assert (identity.rank, identity.local_rank, identity.world_size) == (2, 2, 4)
+    assert (identity.main_address, identity.main_port) == ("localhost", 29500)
+
+
 def test_the_largest_gradients_alone() -> None:
     gradient = torch.tensor([[0.1, -5.0], [3.0, 0.2]])
     few = GradientCompression(0.5).compress_gradients([gradient, None])
