@@ -1,6 +1,6 @@
 """Plain DistributedDataParallel, every line explained, and nothing of Drivetrain in it.
 
-    examples/launch.sh examples/ddp_template.py 2              # two processes, by torchrun's contract
+    examples/launch.sh examples/ddp_template.py 2
     torchrun --nproc-per-node 2 examples/ddp_template.py
     drivetrain train --nproc-per-node 2 examples/ddp_template.py
 

@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def test_epochs_are_counted_in_steps() -> None:
 
 class Stream(IterableDataset[int]):
     """Of unknown length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
 
 
 def test_a_checkpoint_each_second_epoch(tmp_path: Path) -> None:
@@ -295,9 +299,7 @@ def test_a_real_notebook(tmp_path: Path) -> None:
     import nbclient
     import nbformat
 
-    made = nbformat.v4.new_notebook(  # type: ignore[no-untyped-call]
-        cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]  # type: ignore[no-untyped-call]
-    )
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     resources = {"metadata": {"path": str(tmp_path)}}
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="a cell has failed"):
         nbclient.NotebookClient(made, timeout=240, resources=resources).execute()

@@ -1,6 +1,7 @@
 """RayTrainer(model, config) in a function for Ray Tune, and backend="ray": ray_tune.py FOLDER."""
 
 import sys
+from typing import Any
 
 import ray
 import torch
@@ -19,7 +20,7 @@ def data() -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
 
-def train_fn(config: dict[str, object]) -> dict[str, object]:
+def train_fn(config: dict[str, Any]) -> dict[str, Any]:
     """One trial."""
     hidden = int(config["hidden_size"])
     model = nn.Sequential(nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, 2))
