@@ -143,3 +143,13 @@ def test_one_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ConfigError, match="one rank has nobody to talk to"):
         run(CollectivesRequest(OPERATIONS, (8,)))
+
+
+def test_on_a_target_the_same_ranks_are_asked_for(tmp_path: Path) -> None:
+    words = "bench collectives --on slurm --nodes 2 --gpus-per-node 8 --ops barrier --dry-run"
+    command = [sys.executable, "-m", "drivetrain", *words.split(), "--json", "found.json"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "#SBATCH --job-name=bench" in ended.stdout
+    assert """drivetrain.collectives.bench '{"operations": ["barrier"]""" in ended.stdout
+    assert f'"json_file": "{tmp_path}/found.json"' in ended.stdout

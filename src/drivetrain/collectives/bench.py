@@ -109,16 +109,22 @@ def _write(
     if asked.json_file is not None:
         document = {**about, "asked": json.loads(asked.to_json()), "sets": to_dict(found)}
         Path(asked.json_file).write_text(json.dumps(document, indent=1) + "\n")
-        _say(f"# written: {asked.json_file}")
+        _say(f"# written: {_as_typed(Path(asked.json_file))}")
     if asked.plot_file is not None:
         plot(found, title, asked.line_rate_bytes_per_s, Path(asked.plot_file))
-        _say(f"# written: {asked.plot_file}")
+        _say(f"# written: {_as_typed(Path(asked.plot_file))}")
     if asked.cluster_file is not None:
         nodes, path = about["nodes"], Path(asked.cluster_file)
         if write_links(path, exchange_of(found, nodes), nodes, about["ranks"] // nodes):
-            _say(f"# written: {path}")
+            _say(f"# written: {_as_typed(path)}")
         else:
-            _say(f"# not written: {path}; a fit needs all_reduce at two sizes or more")
+            _say(f"# not written: {_as_typed(path)}; a fit needs all_reduce at two sizes or more")
+
+
+def _as_typed(path: Path) -> Path:
+    """Ranks are told whole paths; those below where they run are shown without that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _say(text: str) -> None:
