@@ -92,7 +92,9 @@ RUN_EVERYWHERE = {
     "supervise/starting.py": "a variable that is set on every machine",
     "supervise/processes/forking.py": "asks every module that torch has",
     "supervise/processes/head_start.py": "a variable that is set on every machine",
-    "compat/pytorch.py": "what is refused without CUDA",
+    "cli/commands/benching.py": "help that names backends",
+    "compat/settings.py": "what is refused without CUDA",
+    "parallel/accelerator.py": "the variables that show a process some devices only",
     "train/numerics/tf32.py": "torch's flags, which a build for CPUs has too",
 }
 """Files that name CUDA, and whose lines run without it."""

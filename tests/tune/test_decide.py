@@ -133,7 +133,7 @@ def _asked_of_optuna(made: Study, state: State, trial: int) -> dict[str, Any]:
     known = decide.told(made.settings, trial)
     for attempt in range(100):
         seed = sampling._seed(made.settings.seed, trial, attempt)
-        with sampling._quiet(optuna):
+        with sampling.quiet(optuna):
             plain = optuna.create_study(sampler=sampling._sampler(optuna, made.settings, seed))
             for each in range(trial):
                 plain.add_trial(sampling.as_optuna(made, state, each, is_known=each in known))

@@ -13,8 +13,6 @@ from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 _RUNS_OTHERS = {"pytest", "py.test", "unittest", "ipykernel_launcher", "colab_kernel_launcher"}
 """Programs whose command line is their own, not that of the code they run."""
 
-_DEEPSPEEDS = ("--deepspeed", "--deepspeed_config")
-
 
 def argv_of_script() -> list[str]:
     """The words after the script's name; none where a notebook or a test runner is the program."""
@@ -28,22 +26,31 @@ def argv_of_script() -> list[str]:
     return [] if is_notebook or name in _RUNS_OTHERS else sys.argv[1:]
 
 
-def with_deepspeeds_flags(words: Sequence[str]) -> list[str]:
-    """What DeepSpeed's scripts are given, as words for the config."""
+def with_engines_flags(words: Sequence[str]) -> list[str]:
+    """`--deepspeed_config FILE` and `--deepspeed`, as that engine's scripts know them, as keys.
+
+    So for every strategy that takes its engine's own file, `parallel.NAME.config`.
+    """
+    flags = {f"--{name}{end}": name for name in _engines() for end in ("", "_config")}
     said: list[str] = []
     queue = list(words)
     while queue:
         flag, has_value, value = (word := queue.pop(0)).partition("=")
-        if flag not in _DEEPSPEEDS:
+        name = flags.get(flag)
+        if name is None:
             said.append(word)
             continue
-        is_file = not has_value and bool(queue) and queue[0].endswith(".json")
-        if flag == "--deepspeed_config" and not has_value and queue:
-            is_file = True
-        value = queue.pop(0) if is_file else value
-        said.append("parallel.strategy=deepspeed")
-        said += [f"parallel.deepspeed.config={value}"] if value else []
+        wants_file = flag.endswith("_config") or bool(queue and queue[0].endswith(".json"))
+        if wants_file and not has_value and queue:
+            value = queue.pop(0)
+        said.append(f"parallel.strategy={name}")
+        said += [f"parallel.{name}.config={value}"] if value else []
     return said
+
+
+def _engines() -> list[str]:
+    parts = [key.split(".") for key in leaf_keys()]
+    return [each[1] for each in parts if len(each) == 3 and each[0::2] == ["parallel", "config"]]
 
 
 def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Problem]]:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from drivetrain.config.command_line import argv_of_script, own_flags, with_deepspeeds_flags
+from drivetrain.config.command_line import argv_of_script, own_flags, with_engines_flags
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, walk_fields
 from drivetrain.config.provenance import ResolvedConfig, Source
 from drivetrain.config.rules import broken_rules
@@ -53,12 +53,12 @@ def load_config(
     or dotted.
     """
     if argv is None:
-        own, left, problems = own_flags(with_deepspeeds_flags(argv_of_script()))
+        own, left, problems = own_flags(with_engines_flags(argv_of_script()))
         file, overrides, more = _split(own, path)
         problems += more
     else:
         left = ()
-        file, overrides, problems = _split(with_deepspeeds_flags(argv), path)
+        file, overrides, problems = _split(with_engines_flags(argv), path)
     said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
     if file is not None:
         values, file_problems = _read(file)
