@@ -68,7 +68,7 @@ def test_every_collective_shows_what_it_does(tmp_path: Path) -> None:
     assert "rank 3: [30, 31, 32, 33]   -> [60, 64, 68, 72]" in shown["all_reduce"]
     assert "rank 3: [30, 31, 32, 33]   -> [3, 13, 23, 33]" in shown["all_to_all"]
     assert "rank 3: [4]                -> []" in shown["gather"]
-    assert len(shown) == 12
+    assert {"broadcast from rank 2", "reduce_scatter", "barrier"} <= shown.keys()
 
 
 def test_the_front_door(tmp_path: Path) -> None:

@@ -86,13 +86,12 @@ def test_what_a_function_cannot_have_is_refused() -> None:
         DistributedTuner(train_fn=print, search_space={"lr": [1]}).tune(num_samples=2)
 
 
-def test_ray_trainer_takes_a_trials_config(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `tune.run` hands it to a function; what is the model's own is named, not swallowed."""
+def test_ray_trainer_takes_a_trials_config() -> None:
+    """As `tune.run` hands it to a function; what is the model's own is left to the script."""
     config = {"hidden_size": 16, "lr": 0.5, "batch_size": 8, "num_workers": 2}
     trainer = RayTrainer(nn.Linear(2, 2), config)
     found = trainer.config
     assert (found.learning_rate, found.batch_size, found.num_gpus) == (0.5, 8, 2)
-    assert "RayTrainer: hidden_size: no settings" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="num_workers = two"):
         RayTrainer(nn.Linear(2, 2), {"num_workers": "two"})
 

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from drivetrain.cli.say import hand_on, say
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
@@ -22,7 +20,14 @@ from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import values_as_words
-from drivetrain.tune.settings import FILE, Settings, Study, load_study, open_study
+from drivetrain.tune.settings import (
+    FILE,
+    Settings,
+    Study,
+    checked_settings,
+    load_study,
+    open_study,
+)
 from drivetrain.tune.space import read_space
 from drivetrain.tune.trial_run import Runner
 
@@ -31,18 +36,10 @@ def settings_from(values: dict[str, Any]) -> Settings:
     """What was typed, each value of its kind."""
     try:
         rungs = tuple(int(step) for step in values["rungs"].split(",") if step)
-        values = {**values, "rungs": rungs, **_of_population(values)}
-        return TypeAdapter(Settings).validate_python(values)
-    except ValidationError as error:
-        found = error.errors()
-        problems = [
-            Problem(f"--{each['loc'][0]}", each["msg"].lower(), "correct it", each["input"])
-            for each in found
-        ]
-        raise ConfigError(problems) from None
     except ValueError:
         remedy = "--rungs 20,60"
         raise ConfigError([Problem("--rungs", "not steps", remedy, values["rungs"])]) from None
+    return checked_settings({**values, "rungs": rungs, **_of_population(values)}, "--")
 
 
 def _of_population(values: dict[str, Any]) -> dict[str, Any]:

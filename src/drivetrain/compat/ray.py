@@ -75,6 +75,9 @@ class RayTrainer(PyTorchDDPTrainer):
         self._scaling = scaling_config
         self._use_gpu = use_gpu
         self._tracking_uri: str | None = None
+        if isinstance(config, Mapping):
+            config = dict(config)
+            num_workers = config.pop("num_workers", num_workers)
         wanted = num_workers if scaling_config is None else scaling_config.num_workers
         if not isinstance(wanted, int) or wanted < 1:
             rule = "must be a whole number from 1: batch_size is per rank, so ranks may not change"

@@ -26,7 +26,7 @@ from drivetrain.record.session import RUN_DIR
 from drivetrain.tune.driver import Driver
 from drivetrain.tune.journal import Ended, read_journal
 from drivetrain.tune.places import places_for
-from drivetrain.tune.settings import Settings, Study, open_study
+from drivetrain.tune.settings import Settings, Study, checked_settings, open_study
 from drivetrain.tune.space import Space, from_dict
 from drivetrain.tune.trial_run import VALUES, Runner, local_job
 
@@ -72,7 +72,8 @@ class DistributedTuner:
             self._as_trial(json.loads(os.environ[VALUES]))
         require("optuna", extra="tune")
         script = _this_script()
-        settings = Settings(str(script), tuple(sys.argv[1:]), num_samples, **self._settings)
+        own = {"script": str(script), "script_args": tuple(sys.argv[1:])}
+        settings = checked_settings({**self._settings, **own, "num_trials": num_samples})
         path = Path(self._path or f"studies/{script.stem}")
         self.study = open_study(path, settings, self._space)
         target, job = target_type("local")(), local_job(self.study)

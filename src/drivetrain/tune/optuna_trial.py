@@ -20,7 +20,7 @@ from drivetrain.launch.target import target_type
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended
 from drivetrain.tune.sampling import suggested
-from drivetrain.tune.settings import Settings, Study, problems
+from drivetrain.tune.settings import Settings, Study, checked_settings, problems
 from drivetrain.tune.space import Space, read_space
 from drivetrain.tune.trial_run import MOST_RESUMES, Runner, local_job
 
@@ -71,8 +71,8 @@ def _settings(script: str, words: tuple[str, ...], num: int, said: Mapping[str, 
     if strangers := [name for name in said if name not in known]:
         rule = "is decided by Optuna's study, or unknown"
         raise ConfigError([Problem(strangers[0], rule, ", ".join(known), has_value=False)])
-    rungs = tuple(said.get("rungs", ()))
-    settings = Settings(script, words, num, **{**said, "rungs": rungs})
+    own = {"script": script, "script_args": words, "num_trials": num}
+    settings = checked_settings({**said, **own})
     if found := problems(settings):
         raise ConfigError(found)
     return settings

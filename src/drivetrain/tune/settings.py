@@ -109,6 +109,19 @@ class Study:
         return self.path / "trials" / f"{trial:05d}"
 
 
+def checked_settings(values: Mapping[str, Any], flag: str = "") -> Settings:
+    """Each value of its kind, or a ConfigError that names them, with `flag` in front."""
+    try:
+        return TypeAdapter(Settings).validate_python(dict(values))
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                Problem(f"{flag}{each['loc'][0]}", each["msg"].lower(), "correct it", each["input"])
+                for each in error.errors()
+            ]
+        ) from None
+
+
 def problems(settings: Settings) -> list[Problem]:
     """Numbers that make no study."""
     found = []
@@ -194,6 +207,14 @@ def open_study(path: Path, settings: Settings, space: Space) -> Study:
 def is_study(address: str) -> bool:
     """Whether a directory is a study's, and not a run's."""
     return "://" not in address and (Path(address) / FILE).is_file()
+
+
+def _said_twice(settings: Settings, space: Space) -> list[Problem]:
+    """Words for every trial that the study's own would overrule."""
+    said = {word.partition("=")[0] for word in settings.script_args if "=" in word}
+    rule, remedy = "is searched, and given for every trial", "leave one of them out"
+    found = said & set(space.parameters)
+    return [Problem(key, rule, remedy, has_value=False) for key in sorted(found)]
 
 
 def load_study(path: Path) -> Study:
