@@ -8,6 +8,7 @@ import pytest
 
 from drivetrain.core.errors import ConfigError
 from drivetrain.tune.constraints import holds, keys_of
+from drivetrain.tune.settings import Settings, open_study
 from drivetrain.tune.space import Choice, Float, Int, Space, from_dict, read_space
 
 YAML = """
@@ -127,3 +128,10 @@ def test_constraints_are_arithmetic() -> None:
     assert holds("0 < a.b <= c % 4", {"a.b": 3, "c": 7})
     assert not holds("a / b > 1", {"a": 1, "b": 0})
     assert holds("a > b", {"a": 1})  # the trial has no b
+
+
+def test_a_key_that_is_searched_is_not_given_as_well(tmp_path: Path) -> None:
+    space = Space({"seed": Choice((1, 2))})
+    with pytest.raises(ConfigError, match="^seed: is searched, and given for every trial"):
+        open_study(tmp_path, Settings("train.py", ("max_steps=4", "seed=3"), 2), space)
+    assert not list(tmp_path.iterdir())
