@@ -49,7 +49,8 @@ def run_collectives(output: Path, rounds: int, make_hosts: MakeHosts) -> str:
 
     output.mkdir(parents=True, exist_ok=True)
     ratios = run_ranks(in_turns, 2, 1500, (rounds,))[0]
-    _write(output / "ratio.json", {"machine": _machine(), "seconds_per_call": ratios})
+    ratio = {"machine": _machine(), "timer_s": timer_s(), "seconds_per_call": ratios}
+    _write(output / "ratio.json", ratio)
     rows = {str(world): json.loads(run_ranks(every_row, world, 1500)[0]) for world in WORLDS}
     _write(output / "wrong.json", {"machine": _machine(), "ranks": rows})
     links = [_on_link(make_hosts, *link) for link in LINKS]
@@ -112,6 +113,16 @@ def plain_loops(size: int) -> dict[str, Callable[[int], None]]:  # noqa: C901 - 
 
     found = [all_reduce, all_gather, reduce_scatter, broadcast, all_to_all]
     return {each.__name__: each for each in ([*found, barrier] if size == SIZES[0] else found)}
+
+
+def timer_s() -> float:
+    """What is timed of a call that does nothing: all that the timer can add to one that does."""
+    import torch
+
+    from drivetrain.collectives.measure import timed
+    from drivetrain.parallel.accelerator import accelerator_of
+
+    return _quiet(timed(int, 100_000, accelerator_of(torch.device("cpu"))))
 
 
 def in_turns(rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -223,7 +234,7 @@ def report(output: Path) -> str:
         for name in ("ratio", "wrong", "links")
     }
     parts = [
-        _ratio_table(read["ratio"]["seconds_per_call"]),
+        _ratio_table(read["ratio"]["seconds_per_call"], read["ratio"]["timer_s"]),
         _wrong_table(read["wrong"]["ranks"]),
         _link_table(read["links"]["links"]),
     ]
@@ -233,7 +244,7 @@ def report(output: Path) -> str:
     return table
 
 
-def _ratio_table(seconds: dict[str, dict[str, list[float]]]) -> str:
+def _ratio_table(seconds: dict[str, dict[str, list[float]]], timer: float) -> str:
     lines = [
         "",
         "2 ranks, gloo: one call after another, in turns with torch's own in a plain loop; the",
@@ -252,6 +263,7 @@ def _ratio_table(seconds: dict[str, dict[str, list[float]]]) -> str:
         cells = [name, str(len(plain)), f"{_quiet(plain) * 1e6:.0f} µs", *cells]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append(f"| median of these | | | {median(ours):.3f} | {median(again):.3f} |")
+    lines += ["", f"Of a call that does nothing, the timer takes {timer * 1e9:.0f} ns."]
     return "\n".join([*lines, ""])
 
 
