@@ -205,7 +205,13 @@ def table(found: dict[str, dict[str, Any]]) -> list[str]:
         same = expected is not None and all(row[key] == expected[key] for key in keys)
         shown = f"{row['winner']} | {row['value']!r} | `{row['sha256'][:16]}…`"
         lines.append(f"| {title} | {row['adopted']} | {shown} | {'yes' if same else '**no**'} |")
-    return [*lines, "", "Not run: Kubernetes, for want of an API server and nodes.", ""]
+    missing = [
+        f"{title} (not run to its end)"
+        for place, (title, _) in PLACES.items()
+        if place not in found
+    ]
+    missing.append("Kubernetes (no API server and nodes to be had)")
+    return [*lines, "", f"Not in the table: {'; '.join(missing)}.", ""]
 
 
 def main(folder: Path, places: Sequence[str]) -> None:
