@@ -122,7 +122,8 @@ TRAINERS = (
         "RayTrainer(model, config).fit(train_loader, val_loader), trainer.best_accuracy, "
         "in a function for tune.run",
         "works",
-        "in a trial it trains in the trial's own process, unless `num_workers` asks for more",
+        "in a task or trial it trains in that process, unless `num_workers` asks for more; run as "
+        "a task",
         needs="ray",
         shown_by="tests/documents/test_documents.py",
     ),
@@ -130,11 +131,9 @@ TRAINERS = (
         "tune-run",
         'tune.run(train_fn, config={"lr": tune.loguniform(1e-4, 1e-2), …}, num_samples=20, '
         'resources_per_trial={"gpu": 1})',
-        "works",
+        "not run",
         "Ray Tune's own; `analysis.best_config` needs `metric=` and `mode=` there. Ours: "
         "[`drivetrain tune`](tune.md)",
-        needs="ray",
-        shown_by="tests/documents/test_documents.py",
     ),
     Row(
         "tensorflow-trainer",
