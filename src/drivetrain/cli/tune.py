@@ -15,7 +15,7 @@ from drivetrain.core.requirements import require
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
-from drivetrain.tune import decide, fork, lineage, rows
+from drivetrain.tune import decide, fork, lineage, rows, warm_start
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.places import places_for
@@ -72,7 +72,10 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
         settings, script_args=job.script_args, nodes_per_trial=job.num_nodes
     )
     places = places_for(request.target, job, num_parallel)
-    study = open_study(Path(path), settings, read_space(space))
+    given = read_space(space)
+    earlier = warm_start.prepare(Path(path), settings, given)
+    study = open_study(Path(path), settings, given)
+    warm_start.keep(study, earlier)
     runner = Runner(study, request.target, job, places)
     try:
         best = Driver(study, runner, num_parallel, _say_now).run()

@@ -105,9 +105,9 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
         for name, value in (("num_gpus", num_gpus), ("trials_per_gpu", trials_per_gpu))
         if value < 1
     ]
-    for name in ("rungs", "patience", "promote", "stopping", "processes_per_trial"):
+    for name in ("rungs", "patience", "promote", "stopping", "processes_per_trial", "warm_start"):
         if name in settings:
-            rule = "a function cannot be paused or spread over ranks from outside"
+            rule = "a function cannot be paused, spread over ranks or warm-started from outside"
             remedy = "write it as a script with load_config(), and use `drivetrain tune`"
             problems.append(Problem(name, rule, remedy, settings[name]))
     known = Settings.__dataclass_fields__.keys() - {"script", "script_args", "num_trials"}

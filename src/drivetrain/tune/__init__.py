@@ -14,6 +14,8 @@ replay.py      a trial once more, from the root of its line: the same bits?
 places.py      devices or machines that a trial has for itself
 trial_run.py   one trial on a target: submitted, looked at, its result read
 driver.py      brings the two sides together; may be killed at any moment
+warm_start.py  finished trials of an earlier study
+page.py, screen.py, importance.py  a study to be looked at
 optuna_trial.py  the same for one trial of Optuna's own loop: `run_trial`
 ray_space.py   Ray Tune's domains as ours
 """

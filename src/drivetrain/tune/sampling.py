@@ -16,7 +16,7 @@ from typing import Any
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.requirements import require
-from drivetrain.tune import decide
+from drivetrain.tune import decide, warm_start
 from drivetrain.tune.journal import Asked, State
 from drivetrain.tune.settings import Settings, Study
 from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
@@ -87,7 +87,12 @@ def _earlier(study: Study, state: State, trial: int) -> list[Any]:
     if not study.settings.asks_by_results:
         return []
     known = decide.told(study.settings, trial)
-    return [_kept(study, state, each, is_known=each in known) for each in range(trial)]
+    before = _of_earlier_study(study)
+    own = [_kept(study, state, each, is_known=each in known) for each in range(trial)]
+    found = [*before, *own]
+    for number, each in enumerate(found):
+        each.number = number
+    return found
 
 
 def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
@@ -96,7 +101,6 @@ def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
     if is_known and trial in before:
         return before[trial]
     made = as_optuna(study, state, trial, is_known=is_known)
-    made.number = trial
     if made.state.is_finished():
         before[trial] = made
     return made
@@ -122,6 +126,19 @@ def _after(earlier: list[Any]) -> Any:
             return [*(e for e in earlier if states is None or e.state in states), *own]
 
     return After()
+
+
+def _of_earlier_study(study: Study) -> list[Any]:
+    optuna = require("optuna", extra="tune")
+    parameters = study.space.parameters
+    return [
+        optuna.trial.create_trial(
+            value=value,
+            params=values,
+            distributions={key: distribution(optuna, parameters[key]) for key in values},
+        )
+        for values, value in warm_start.told(study)
+    ]
 
 
 def as_optuna(study: Study, state: State, trial: int, *, is_known: bool) -> Any:

@@ -53,6 +53,8 @@ class Settings:
     results of earlier generations."""
     patience: int | None = None
     """Evaluations without a better one, after which a trial ends."""
+    warm_start: str = ""
+    """A study whose finished trials are told first, as they were when this one began."""
     max_restarts: int = 3
     """Of one trial, after failures in training."""
     nodes_per_trial: int = 1
@@ -136,6 +138,9 @@ def problems(settings: Settings) -> list[Problem]:
         found.append(Problem("--factor", "must be at least 2", "--factor 3", settings.factor))
     if settings.patience is not None and settings.patience < 1:
         found.append(Problem("--patience", "must be at least 1", "--patience 3", settings.patience))
+    if settings.warm_start and not settings.asks_by_results:
+        rule, remedy = f"--sampler {settings.sampler} goes by no results", "--sampler tpe"
+        found.append(Problem("--warm-start", rule, remedy, settings.warm_start))
     return found + _rung_problems(settings)
 
 

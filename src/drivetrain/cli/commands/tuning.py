@@ -70,6 +70,9 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     patience: Annotated[
         int | None, typer.Option(help="End a trial after so many evaluations without a better one.")
     ] = None,
+    warm_start: Annotated[
+        str, typer.Option(help="An earlier study, whose finished trials are known from the start.")
+    ] = "",
     population: Annotated[
         int, typer.Option(help="Population based training: members that fork at the rungs.")
     ] = 0,
@@ -110,6 +113,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "stopping": stopping,
         "promote": promote,
         "patience": patience,
+        "warm_start": warm_start,
         "population": population,
         "quantile": quantile,
         "perturb": perturb,
