@@ -198,7 +198,7 @@ def _population_problems(settings: Settings) -> list[Problem]:
 def open_study(path: Path, settings: Settings, space: Space) -> Study:
     """Write a new study down, or see that the one that is there is this one."""
     unfit = key_problems(space) if settings.population else []
-    if found := [*problems(settings), *unfit]:
+    if found := [*problems(settings), *_said_twice(settings, space), *unfit]:
         raise ConfigError(found)
     if (path / FILE).exists():
         before = load_study(path)
