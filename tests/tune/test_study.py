@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError
+from drivetrain.launch.guardian import LOCK
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
 from drivetrain.launch.targets.local import Local
@@ -197,6 +199,18 @@ def test_what_becomes_of_a_job_that_did_not_finish(
     end = made.result(Work(0, 0), Status(state, "words", exit_code=code), 0)
     assert (end and end.outcome) == outcome
     assert end is None or end.reason == "words"
+
+
+def test_a_job_that_found_its_run_taken_says_nothing_of_the_trial(tmp_path: Path) -> None:
+    made, refused = runner(tmp_path), Status(JobState.FAILED, "taken", exit_code=2)
+    made.study.run_dir(0).mkdir(parents=True)
+    lock = locks.hold(made.study.run_dir(0) / LOCK)
+    assert lock is not None
+    with lock:
+        assert made.result(Work(0, 0), refused, 0) is None
+    end = made.result(Work(0, 0), refused, 0)
+    assert end is not None
+    assert end.outcome == "failed"
 
 
 def test_a_trial_whose_supervisor_is_killed_again_and_again_has_failed(tmp_path: Path) -> None:

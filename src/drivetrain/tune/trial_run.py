@@ -158,6 +158,9 @@ class Runner:
             code = _first_failure(run_dir) or code
         if status.state is not JobState.FAILED or code in (None, Preempted.exit_code):
             return None
+        if self.is_leaving(work.trial):
+            # handed over twice, since a scheduler did not say that it had it: the other has the run
+            return None
         # a job that has failed with 0 was ended by its scheduler
         is_killed = code is not None and (code <= 0 or code >= _BY_SIGNAL)
         if is_killed and num_resumed < self.study.settings.max_restarts:
