@@ -185,13 +185,16 @@ def measure(folder: Path, rounds: int) -> str:
 def table(found: dict[str, Any]) -> str:
     """For people."""
     loads = [each["load"] for each in found["samples"]]
+    rounds = len(found["samples"]) // len(ARMS) // len(SAMPLERS)
+    said = "The machine was busy with other things: only the processor's seconds can be compared."
+    busy = ["", said] if max(loads) > (os.cpu_count() or 1) + 1 else []
     lines = [
         "# A study's own cost",
         "",
-        f"`make tune-overhead` ({found['machine']}). Trials that are computed, not trained;"
-        f" medians of {len(found['samples']) // len(ARMS) // len(SAMPLERS)} rounds, arms in turns,"
-        f" each in a process of its own. Load of the machine meanwhile: {min(loads):.1f} to"
-        f" {max(loads):.1f}.",
+        f"`benchmarks/tune_overhead.py` ({found['machine']}). Trials that are computed, not"
+        f" trained; each arm in a process of its own, rounds: {rounds}, of which the median. Load"
+        f" of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
+        *busy,
         "",
         "| sampler | arm | trials | seconds | trials/s | slowest round | processor | memory |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
