@@ -205,9 +205,8 @@ CONFIG = (
     Row(
         "backend-ray",
         'DistributedConfig(backend="ray")',
-        "works",
-        "`fit` then runs on Ray Train's workers",
-        code='from drivetrain import DistributedConfig\nDistributedConfig(backend="ray")',
+        "not run",
+        "it is taken, and `fit` hands the run to RayTrainer; from a driver only RayTrainer was run",
     ),
     Row(
         "backend-tensorflow",
