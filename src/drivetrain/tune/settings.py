@@ -56,7 +56,7 @@ class Settings:
     warm_start: str = ""
     """A study whose finished trials are told first, as they were when this one began."""
     max_restarts: int = 3
-    """Of one trial, after failures in training."""
+    """Of one trial's supervisor, if it is killed; what fails in training it restarts itself."""
     nodes_per_trial: int = 1
     population: int = 0
     """Members that train side by side and fork from each other at the rungs; 0: no population."""

@@ -5,7 +5,7 @@ Policy, for each way a trial's job can end:
     finished                      its value is read from the run's last evaluation
     a loss that is no number      it ends at once and is not repeated: it would be the same again
     what was said cannot be done  (config, layout, environment) likewise
-    a failure in training         the run's own supervisor restarts it, max_restarts times
+    a failure in training         the run's own supervisor restarts it, as long as that may help
     its supervisor is killed      resumed by the driver, max_restarts times
     preempted, stopped, lost      resumed by the driver
 
@@ -91,12 +91,11 @@ class Runner:
         else:
             environment = (*environment, (VALUES, json.dumps(dict(asked.values))))
         words += fork.words(self.study, asked)
-        own = (f"--max-restarts={settings.max_restarts}", *fork.flags(asked))
         return dataclasses.replace(
             self.like,
             name=f"{self.like.name}-{asked.trial}",
             script_args=tuple(words),
-            flags=(*self.like.flags, *own),
+            flags=(*self.like.flags, *fork.flags(asked)),
             run_dir=str(self.study.run_dir(asked.trial).absolute()),
             environment=environment,
         )

@@ -85,7 +85,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     resample: Annotated[
         float, typer.Option(help="How likely a fork's value is drawn anew instead.")
     ] = 0.25,
-    max_restarts: Annotated[int, typer.Option(help="Of a trial, after failures.")] = 3,
+    max_restarts: Annotated[int, typer.Option(help="Of a trial whose supervisor is killed.")] = 3,
     on: Annotated[
         str,
         typer.Option(
