@@ -139,7 +139,7 @@ TRAINERS = (
         "tensorflow-trainer",
         "from drivetrain import TensorFlowDistributedTrainer",
         "not yet",
-        "a Keras 3 model trains under `Trainer` with `KERAS_BACKEND=torch`",
+        "TensorFlow's own scripts run as they are, and unsupervised",
     ),
     Row(
         "mirrored",
@@ -205,8 +205,10 @@ CONFIG = (
     Row(
         "backend-ray",
         'DistributedConfig(backend="ray")',
-        "not run",
-        "it is taken, and `fit` hands the run to RayTrainer; from a driver only RayTrainer was run",
+        "works",
+        "`fit` runs on Ray Train's workers",
+        needs="ray",
+        shown_by="tests/documents/test_documents.py",
     ),
     Row(
         "backend-tensorflow",
@@ -283,8 +285,9 @@ ADVANCED = (
         "tuner",
         "DistributedTuner(train_fn=train_function, search_space=search_space, num_gpus=32, "
         "trials_per_gpu=1).tune(num_samples=100)",
-        "not yet",
-        "the search itself is there: [`drivetrain tune`](tune.md)",
+        "works",
+        "`from drivetrain.compat import DistributedTuner` ([search](tune.md))",
+        shown_by="tests/tune/test_ways_in.py",
     ),
 )
 
@@ -658,8 +661,9 @@ NAMED = (
     Row(
         "population",
         "population-based training",
-        "not yet",
-        "[`drivetrain tune`](tune.md) has rungs; Ray Tune's PBT drives RayTrainer as any function",
+        "works",
+        "`drivetrain tune --population 8` ([search](tune.md#population-based-training))",
+        shown_by="tests/tune/forks.py",
     ),
     Row(
         "parameter-server",

@@ -110,6 +110,7 @@ def test_what_a_search_has_drawn_in_a_task_of_ray(tmp_path: Path) -> None:
     done = run([sys.executable, str(HERE / "folder" / "ray_task.py"), str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "DONE 4 steps" in done.stdout
+    assert "DONE on ray: 4 steps" in done.stdout
 
 
 @pytest.mark.slow
