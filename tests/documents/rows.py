@@ -663,7 +663,7 @@ NAMED = (
         "population-based training",
         "works",
         "`drivetrain tune --population 8` ([search](tune.md#population-based-training))",
-        shown_by="tests/tune/forks.py",
+        shown_by="tests/tune/test_forks.py",
     ),
     Row(
         "parameter-server",

@@ -33,6 +33,10 @@ if __name__ == "__main__":
     drawn = {"hidden_size": 4, "lr": 0.01, "batch_size": 8}
     num_steps = ray.get(ray.remote(train_fn).remote(drawn, f"{sys.argv[1]}/runs"))
     print(f"DONE {num_steps} steps", flush=True)
-    given = {"tensorboard": False, "tensorboard_dir": f"{sys.argv[1]}/runs", "batch_size": 8}
+    given: dict[str, Any] = {
+        "tensorboard": False,
+        "tensorboard_dir": f"{sys.argv[1]}/runs",
+        "batch_size": 8,
+    }
     trainer = PyTorchDDPTrainer(nn.Linear(8, 2), backend="ray", num_gpus=1, **given)
     print(f"DONE on ray: {len(trainer.fit(small_data()).steps)} steps", flush=True)
