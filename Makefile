@@ -132,9 +132,6 @@ tune-targets:                     ## one study on local, hosts, Slurm and Ray: t
 tune-overhead:                    ## a study's own cost beside Optuna alone; 10,000 trials in one study
 	$(BIN)/python -m benchmarks.tune_overhead benchmarks/results/tune
 
-forks: the same bits?
-	$(BIN)/pytest -m long tests/tune
-
 forks:                            ## 50 forks of a population beside their donors, and 20 kills during forks, into benchmarks/results/tune
 	$(BIN)/python -m tests.tune.forks benchmarks/results/tune
 
