@@ -163,6 +163,7 @@ def test_deepspeeds_flags_are_the_configs(
     monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["train.py", *words, "max_steps=3", "global_batch_size=4"])
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
     config = load_config().config
     assert config.parallel.strategy == "deepspeed"
     assert str(config.parallel.options.model_dump()["config"]) == "ds.json"
