@@ -58,7 +58,7 @@ def draw(results: Mapping[str, Result], path: Path, columns: int = 3) -> None:
         for number, (label, entry) in enumerate(curves.items()):
             begun = max((0, *entry.get("resumed_at", ())))
             steps = range(begun + 1, begun + len(entry["losses"]) + 1)
-            width = 9.0 - 1.3 * number
+            width = max(0.8, 9.0 - 1.3 * number)
             colour = _COLOURS[number % len(_COLOURS)]
             place.plot(steps, entry["losses"], color=colour, linewidth=width, label=label)
             for step in entry.get("resumed_at", ()):
@@ -69,7 +69,9 @@ def draw(results: Mapping[str, Result], path: Path, columns: int = 3) -> None:
     for place in list(grid.flat)[len(results) :]:
         place.axis("off")
     labels = [handle.get_label() for handle in handles]
-    figure.legend(handles, labels, loc="lower center", ncol=len(labels), fontsize=8, frameon=False)
+    across = min(len(labels), 2 * columns + 1)
+    figure.legend(handles, labels, loc="lower center", ncol=across, fontsize=8, frameon=False)
     figure.supylabel("loss", fontsize=9)
-    figure.tight_layout(rect=(0.01, 0.05, 1, 1))
+    room = 0.2 * -(-len(labels) // across) / figure.get_figheight()
+    figure.tight_layout(rect=(0.01, room, 1, 1))
     figure.savefig(path, dpi=110)
