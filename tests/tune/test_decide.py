@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 
 from drivetrain.core.errors import ConfigError, DamagedRun
 from drivetrain.tune import decide, sampling, stopping
-from drivetrain.tune.journal import Ended, Journal, Promoted, State, read_journal
+from drivetrain.tune.journal import Ended, Journal, State, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Float, Int, Space
+from tests.tune.simulated import search
 
 pytest.importorskip("optuna")
 
@@ -45,30 +45,6 @@ def objective(made: Study, work: decide.Work, state: State) -> Ended:
     return Ended(work.trial, work.rung, "done", (work.rung + 1) * 2, value)
 
 
-def search(made: Study, num_workers: int, seed: int, kills: int = 0) -> State:
-    """Workers end in any order; now and then the driver forgets everything but its journal."""
-    rng = random.Random(seed)  # noqa: S311
-    journal, running = Journal(made.path), set[decide.Work]()
-    while True:
-        if kills and rng.random() < 0.2:
-            kills, running, journal = kills - 1, set(), Journal(made.path)
-        state = journal.state
-        if made.settings.schedule == "eager":
-            for work in decide.newly_promoted(made.settings, state):
-                journal.write(Promoted(work.trial, work.rung))
-        for work in decide.ready(made.settings, state):
-            if len(running) < num_workers:
-                running.add(work)
-        if len(running) < num_workers and decide.next_trial(made.settings, state) is not None:
-            journal.write(sampling.ask(made, state))
-            continue
-        if not running:
-            return state
-        work = rng.choice(sorted(running))
-        running.remove(work)
-        journal.write(objective(made, work, state))
-
-
 RULES = [
     {"sampler": "tpe"},
     {"sampler": "random"},
@@ -89,7 +65,7 @@ def test_the_same_study_on_any_number_of_workers_and_after_kills(
     ends = []
     for number, (workers, kills) in enumerate([(1, 0), (2, 0), (3, 0), (8, 0), (3, 10)]):
         made = study(tmp_path / str(number), num_trials=24, **rule)
-        state = search(made, workers, seed=number, kills=kills)
+        state = search(made, objective, workers, seed=number, kills=kills)
         best = decide.winner(made.settings, state)
         ends.append((state.asked, dict(sorted(state.ended.items())), best))
     assert len(ends[0][0]) == 24
@@ -105,7 +81,7 @@ def test_the_same_study_on_any_number_of_workers_and_after_kills(
 @pytest.mark.parametrize("promote", ["pause", "stop"])
 def test_an_eager_study_comes_to_its_end(tmp_path: Path, rule: str, promote: str) -> None:
     made = study(tmp_path, schedule="eager", stopping=rule, promote=promote)
-    state = search(made, 3, seed=1, kills=3)
+    state = search(made, objective, 3, seed=1, kills=3)
     assert len(state.asked) == 12
     assert all(decide.is_over(made.settings, state, trial) for trial in range(12))
     assert {rung for _, rung in state.ended} == {0, 1, 2}
@@ -315,7 +291,7 @@ def test_optuna_reads_the_mirror(tmp_path: Path) -> None:
     from optuna.storages.journal import JournalFileBackend
 
     made = study(tmp_path, sampler="random")
-    state = search(made, 2, seed=0)
+    state = search(made, objective, 2, seed=0)
     for _ in range(2):  # the second finds all of it there
         sampling.Mirror(made).catch_up(state)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / sampling.MIRROR)))

@@ -63,7 +63,7 @@ class Told(Runner):
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
-    for name in ("_AGAIN_S", "_SETTLE_S", "_FORGOTTEN_S"):
+    for name in ("_AGAIN_S", "SETTLE_S", "_FORGOTTEN_S"):
         monkeypatch.setattr(driver, name, 0.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 import pytest
 
 from drivetrain.core.errors import ConfigError, DamagedRun
-from drivetrain.tune import decide, population, sampling
+from drivetrain.tune import decide, population
 from drivetrain.tune.journal import Asked, Ended, Fork, Journal, State, read_journal
 from drivetrain.tune.perturb import Rule, perturbed
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Float, Int, Scalar, Space
+from tests.tune.simulated import as_entry, search
 
 SPACE = Space(
     {
@@ -56,41 +56,12 @@ def objective(made: Study, work: decide.Work, state: State) -> Ended:
     return Ended(work.trial, work.rung, "done", (work.rung + 1) * 2, value / (work.rung + 1))
 
 
-def as_entry(due: population.Due) -> Asked:
-    return Asked(due.trial, due.values, Fork(due.donor, due.rung, due.step, due.member, "x"))
-
-
-def search(made: Study, num_workers: int, seed: int, kills: int = 0) -> State:
-    """Workers end in any order; now and then the driver forgets everything but its journal."""
-    rng = random.Random(seed)  # noqa: S311
-    journal, running = Journal(made.path), set[decide.Work]()
-    while True:
-        if kills and rng.random() < 0.2:
-            kills, running, journal = kills - 1, set(), Journal(made.path)
-        state = journal.state
-        due = population.next_fork(made, state)
-        if due is not None:
-            journal.write(as_entry(due))
-            continue
-        for work in decide.ready(made.settings, state):
-            if len(running) < num_workers:
-                running.add(work)
-        if len(running) < num_workers and decide.next_trial(made.settings, state) is not None:
-            journal.write(sampling.ask(made, state))
-            continue
-        if not running:
-            return state
-        work = rng.choice(sorted(running))
-        running.remove(work)
-        journal.write(objective(made, work, state))
-
-
 def test_the_same_forks_on_any_number_of_workers_and_after_kills(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     ends = []
     for number, (workers, kills) in enumerate([(1, 0), (2, 0), (3, 0), (8, 0), (3, 10)]):
         made = study(tmp_path / str(number), population=32)
-        state = search(made, workers, seed=number, kills=kills)
+        state = search(made, objective, workers, seed=number, kills=kills)
         best = decide.winner(made.settings, state)
         assert read_journal(made.path) == state
         ends.append((state.asked, dict(sorted(state.ended.items())), best))
@@ -105,7 +76,7 @@ def test_the_same_forks_on_any_number_of_workers_and_after_kills(tmp_path: Path)
 
 def test_another_seed_gives_other_forks(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    one, two = (search(study(tmp_path / str(seed), seed=seed), 2, 0) for seed in (0, 1))
+    one, two = (search(study(tmp_path / str(seed), seed=seed), objective, 2, 0) for seed in (0, 1))
     donors = [[each.fork and each.fork.donor for each in end.asked[8:]] for end in (one, two)]
     assert donors[0] != donors[1]
 

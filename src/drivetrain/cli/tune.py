@@ -28,7 +28,7 @@ from drivetrain.tune.settings import (
     load_study,
     open_study,
 )
-from drivetrain.tune.space import read_space
+from drivetrain.tune.space import read_space, short_key, short_value
 from drivetrain.tune.trial_run import Runner
 
 
@@ -214,7 +214,7 @@ def show(path: str, trial: int | None) -> None:
     say(f"{'trial':>5}  {'state':<10}  {'step':>6}  {study.settings.metric:>10}  values")
     for row in found:
         value = "" if row.value is None else f"{row.value:.6g}"
-        shown = " ".join(f"{key.rpartition('.')[2]}={_short(v)}" for key, v in row.values.items())
+        shown = " ".join(f"{short_key(key)}={short_value(v)}" for key, v in row.values.items())
         mark = "  *" if row.is_best else ""
         say(f"{row.trial:>5}  {row.state:<10}  {row.step:>6}  {value:>10}  {shown}{mark}")
     if study.settings.population:
@@ -225,10 +225,6 @@ def show(path: str, trial: int | None) -> None:
         for asked in state.asked:
             if asked.fork is not None and fork.needs_donor(study, state, asked):
                 say(f"trial {asked.trial} has not saved yet: {asked.fork.checkpoint} is kept")
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:

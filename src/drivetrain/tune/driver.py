@@ -18,11 +18,9 @@ from drivetrain.tune import decide, fork, population, sampling
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Ended, Journal, Promoted
 from drivetrain.tune.settings import Study
-from drivetrain.tune.trial_run import MOST_RESUMES, NoAnswer, Runner
+from drivetrain.tune.trial_run import MOST_RESUMES, SETTLE_S, NoAnswer, Runner
 
 LOCK = "driver.lock"
-_SETTLE_S = 3.0
-"""A launcher that was just being started when its job was killed has its lock, or is gone."""
 _AGAIN_S = 10.0
 _FORGOTTEN_S = 60.0
 """A scheduler that was restarted may take a moment to know its jobs again."""
@@ -147,7 +145,7 @@ class Driver:
             resumed = self._running[work]
             end = None if status is None else self.runner.result(work, status, resumed)
             if end is None:
-                if self._is_gone(work, _FORGOTTEN_S if is_unknown else _SETTLE_S):
+                if self._is_gone(work, _FORGOTTEN_S if is_unknown else SETTLE_S):
                     self._resume(work, journal, is_new=status is None)
                 continue
             journal.write(end)

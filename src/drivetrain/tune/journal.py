@@ -100,6 +100,8 @@ class Known:
     """Who goes on, by trial and rung, of those that were judged together."""
     ready: list[Any] | None = None
     """What can be trained; forgotten with each line."""
+    of_earlier_study: list[Any] | None = None
+    """What a warm start has told, as the sampler knows it."""
     as_optuna: dict[int, Any] = field(default_factory=dict)
     """Trials that are over, as the sampler knows them."""
 

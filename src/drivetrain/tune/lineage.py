@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from drivetrain.tune import decide
 from drivetrain.tune.journal import Asked, State
 from drivetrain.tune.settings import Study
+from drivetrain.tune.space import short_key, short_value
 
 
 def tree(study: Study, state: State) -> list[str]:
@@ -33,10 +34,12 @@ def _lines(
 
 def _begin(state: State, asked: Asked) -> str:
     if asked.fork is None:
-        return " ".join(f"{_name(key)}={_short(value)}" for key, value in asked.values.items())
+        return " ".join(
+            f"{short_key(key)}={short_value(value)}" for key, value in asked.values.items()
+        )
     before = state.asked[asked.fork.donor].values
     changes = [
-        f"{_name(key)} {_short(before.get(key))} → {_short(value)}"
+        f"{short_key(key)} {short_value(before.get(key))} → {short_value(value)}"
         for key, value in asked.values.items()
         if before.get(key) != value
     ]
@@ -52,11 +55,3 @@ def _values(study: Study, state: State, asked: Asked) -> str:
         if each is not None
     ]
     return f"  ({', '.join(shown)})".replace("_", " ") if shown else ""
-
-
-def _name(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -22,11 +22,7 @@ from drivetrain.tune.journal import Asked, Ended
 from drivetrain.tune.sampling import suggested
 from drivetrain.tune.settings import Settings, Study, checked_settings, problems
 from drivetrain.tune.space import Space, read_space
-from drivetrain.tune.trial_run import MOST_RESUMES, Runner, local_job
-
-_POLL_S = 0.2
-_SETTLE_S = 3.0
-"""As the driver's: a launcher that was just being started has its lock by then, or is gone."""
+from drivetrain.tune.trial_run import MOST_RESUMES, SETTLE_S, Runner, local_job
 
 
 def run_trial(
@@ -98,14 +94,14 @@ def _trained(runner: Runner, work: Work, asked: Asked) -> Ended:
             runner.start(asked, work.rung, ())
             status = runner.status(asked, work.rung)
         while status is not None and not status.state.is_over:
-            time.sleep(_POLL_S)
+            time.sleep(runner.pause_s(1))
             status = runner.status(asked, work.rung)
         end = None if status is None else runner.result(work, status, resumed)
         if end is not None:
             return end
-        time.sleep(_SETTLE_S)
+        time.sleep(SETTLE_S)
         while runner.is_leaving(work.trial):
-            time.sleep(_POLL_S)
+            time.sleep(runner.pause_s(1))
     raise WorkerFailure(f"trial {work.trial} was interrupted {MOST_RESUMES} times")
 
 

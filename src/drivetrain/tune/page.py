@@ -15,7 +15,7 @@ from drivetrain.tune import decide, importance
 from drivetrain.tune.journal import Ended, State, read_journal
 from drivetrain.tune.rows import Row, rows_of
 from drivetrain.tune.settings import Study
-from drivetrain.tune.space import Choice, Parameter, Scalar
+from drivetrain.tune.space import Choice, Parameter, Scalar, short_key
 from drivetrain.tune.stopping import best_first
 from drivetrain.view.charts import (
     NUM_SHADES,
@@ -64,11 +64,6 @@ def study_page(study: Study, made_s: float, *, has_trials: bool = True) -> str:
             "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
         },
     )
-
-
-def short_key(key: str) -> str:
-    """optimization.learning_rate → learning_rate."""
-    return key.rpartition(".")[2]
 
 
 def _shown(value: Scalar) -> str:

@@ -19,7 +19,7 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.whole_tensors import WholeTensors
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.train.saving.weights import weights_sha256
-from drivetrain.tune.journal import State
+from drivetrain.tune.journal import Ended, State
 from drivetrain.tune.sampling import values_as_words
 from drivetrain.tune.settings import Study
 from drivetrain.tune.space import Scalar
@@ -69,10 +69,7 @@ def line(state: State, trial: int) -> list[int]:
 
 def segments(study: Study, state: State, trial: int) -> tuple[Segment, ...]:
     """What is trained one after the other to come where a trial has come."""
-    last = state.last(trial)
-    if last is None or last.outcome != "done":
-        rule = "has not come to a rung" if last is None else f"is {last.outcome.replace('_', ' ')}"
-        raise ConfigError([Problem("--trial", rule, "one that is done, or left at a rung", trial)])
+    last = _last_done(state, trial)
     trials = line(state, trial)
     forks = [state.asked[each].fork for each in trials[1:]]
     rungs = study.settings.rungs
@@ -84,10 +81,18 @@ def segments(study: Study, state: State, trial: int) -> tuple[Segment, ...]:
     )
 
 
+def _last_done(state: State, trial: int) -> Ended:
+    last = state.last(trial)
+    if last is None or last.outcome != "done":
+        rule = "has not come to a rung" if last is None else f"is {last.outcome.replace('_', ' ')}"
+        raise ConfigError([Problem("--trial", rule, "one that is done, or left at a rung", trial)])
+    return last
+
+
 def replay(study: Study, state: State, trial: int) -> Replay:
     """Train it once more on this machine, and compare; what is not the same is kept to look at."""
     parts = segments(study, state, trial)
-    step = state.ended[trial, max(rung for at, rung in state.ended if at == trial)].step
+    step = _last_done(state, trial).step
     folder = study.path / FOLDER / f"{trial:05d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

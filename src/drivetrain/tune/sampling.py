@@ -87,7 +87,9 @@ def _earlier(study: Study, state: State, trial: int) -> list[Any]:
     if not study.settings.asks_by_results:
         return []
     known = decide.told(study.settings, trial)
-    before = _of_earlier_study(study)
+    if state.known.of_earlier_study is None:
+        state.known.of_earlier_study = _of_earlier_study(study)
+    before = state.known.of_earlier_study
     own = [_kept(study, state, each, is_known=each in known) for each in range(trial)]
     found = [*before, *own]
     for number, each in enumerate(found):

@@ -19,6 +19,7 @@ from drivetrain.tune import decide
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.rows import Row, rows_of
 from drivetrain.tune.settings import Study
+from drivetrain.tune.space import short_key
 from drivetrain.view.series import number_text
 
 _HEAD_LINES = 8
@@ -125,7 +126,7 @@ def _table(first: str, step: str, loss: str, values: str, *more: str) -> Table:
 
 def _values(row: Row) -> str:
     words = (
-        f"{key.rpartition('.')[2]}={number_text(value) if isinstance(value, float) else value}"
+        f"{short_key(key)}={number_text(value) if isinstance(value, float) else value}"
         for key, value in row.values.items()
     )
     return " ".join(words)

@@ -276,5 +276,15 @@ def _when_problems(
             yield Problem(key, f"when: {other} is never {strangers[0]}", remedy, has_value=False)
 
 
+def short_key(key: str) -> str:
+    """optimization.learning_rate → learning_rate."""
+    return key.rpartition(".")[2]
+
+
+def short_value(value: object) -> str:
+    """For a table: a few digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _wrong(where: str, rule: str, remedy: str, value: Any = None) -> ConfigError:
     return ConfigError([Problem(where, rule, remedy, value, value is not None)])

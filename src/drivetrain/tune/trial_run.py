@@ -48,6 +48,9 @@ from drivetrain.tune.stopping import config_words
 MOST_RESUMES = 100
 """Of one rung of a trial by one driver: what is killed as often never comes anywhere."""
 
+SETTLE_S = 3.0
+"""A launcher that was just being started when its job was killed has its lock, or is gone."""
+
 VALUES = "DRIVETRAIN_TRIAL_VALUES"
 """A trial's values as JSON, where they are no config keys but a function's argument."""
 
