@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
-  resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets types verdicts wheel-check
+  resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -128,6 +128,9 @@ tune:                             ## a study with its driver and trials killed, 
 
 tune-targets:                     ## one study on local, hosts, Slurm and Ray: the same winner? (needs root, and Ray installed)
 	$(BIN)/python -m tests.tune.on_targets benchmarks/results/tune
+
+tune-workers:                     ## 32 trials by halving and as a population, on 1, 2, 3 workers and with kills: the same winner? (an hour)
+	$(BIN)/python -m tests.tune.workers benchmarks/results/tune
 
 tune-overhead:                    ## a study's own cost beside Optuna alone; 10,000 trials in one study
 	$(BIN)/python -m benchmarks.tune_overhead benchmarks/results/tune

@@ -49,6 +49,7 @@ RULES = [
     {"sampler": "tpe"},
     {"sampler": "random"},
     {"sampler": "gp"},
+    {"sampler": "qmc"},
     {"promote": "stop"},
     {"promote": "stop", "sampler": "random"},
     {"stopping": "median", "sampler": "random"},

@@ -23,7 +23,7 @@ from drivetrain.launch.target import Status
 from drivetrain.launch.targets.local import Local
 from drivetrain.tune import decide
 from drivetrain.tune.decide import Work
-from drivetrain.tune.journal import Asked, read_journal
+from drivetrain.tune.journal import Asked, Ended, Journal, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Space
 from drivetrain.tune.trial_run import Runner, local_job
@@ -245,9 +245,28 @@ def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
     assert found == [(4, 0.5), (8, 0.1), (8, 0.1), (8, 0.1)], "a rung has its own evaluation"
     other = runner(tmp_path / "b", metric="accuracy")
     recorded(other.study.run_dir(0), [(4, 0.5)])
-    end = other.result(Work(0, 0), finished, 0)
-    assert end is not None
-    assert end.reason == "no evaluation has val/accuracy (there: val/loss)"
+    with pytest.raises(ConfigError, match="no evaluation of trial 0 has val/accuracy; there: val/"):
+        other.result(Work(0, 0), finished, 0)
+
+
+def test_a_metric_may_be_corrected_until_a_trial_has_a_value(tmp_path: Path) -> None:
+    path = runner(tmp_path, metric="los").study.path
+    made = runner(tmp_path, metric="loss").study
+    assert load_study(path).settings.metric == "loss"
+    Journal(made.path).write(Asked(0, {"seed": 1}))
+    Journal(made.path).write(Ended(0, 0, "done", 8, 0.1))
+    with pytest.raises(ConfigError, match="was 'loss' when the study began"):
+        runner(tmp_path, metric="accuracy")
+
+
+def test_a_rung_after_the_end_of_the_runs_is_refused(tmp_path: Path) -> None:
+    made = runner(tmp_path, rungs=(4, 20), generation=3)
+    recorded(made.study.run_dir(0), [(4, 0.5), (12, 0.4)])
+    finished = Status(JobState.FINISHED, exit_code=0)
+    assert made.result(Work(0, 0), finished, 0) is not None
+    assert made.result(Work(0, 2), finished, 0) is not None
+    with pytest.raises(ConfigError, match="trial 0 ends after step 12, before step 20"):
+        made.result(Work(0, 1), finished, 0)
 
 
 def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path) -> None:

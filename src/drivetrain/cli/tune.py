@@ -16,6 +16,7 @@ from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
 from drivetrain.tune import decide, fork, lineage, rows, warm_start
+from drivetrain.tune.by_number import grid
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.places import places_for
@@ -73,6 +74,8 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     )
     places = places_for(request.target, job, num_parallel)
     given = read_space(space)
+    if settings.sampler == "grid" and not settings.num_trials:
+        settings = dataclasses.replace(settings, num_trials=len(grid(given)))
     earlier = warm_start.prepare(Path(path), settings, given)
     study = open_study(Path(path), settings, given)
     warm_start.keep(study, earlier)

@@ -104,6 +104,8 @@ class Known:
     """What a warm start has told, as the sampler knows it."""
     as_optuna: dict[int, Any] = field(default_factory=dict)
     """Trials that are over, as the sampler knows them."""
+    points: Any = None
+    """What trials are given by their number, where the sampler goes by that."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""Sampling: the values of one trial, by Optuna.
+"""Sampling: the values of one trial, by Optuna or by its number.
 
-Each trial is asked of a study and a sampler that are made for it, from (seed, trial) and the trials
-before it. A sampler that lived on would carry what it has drawn before, and that is lost when the
-driver dies; this way nothing is.
+Each trial is asked of an Optuna study and sampler that are made for it, from (seed, trial) and the
+trials before it. A sampler that lived on would carry what it has drawn before, and that is lost
+when the driver dies; this way nothing is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.requirements import require
-from drivetrain.tune import decide, warm_start
+from drivetrain.tune import by_number, decide, warm_start
 from drivetrain.tune.journal import Asked, State
 from drivetrain.tune.settings import Settings, Study
 from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
@@ -27,7 +27,23 @@ MIRROR = "optuna.journal"
 
 
 def ask(study: Study, state: State) -> Asked:
-    """The next trial's values; those that break a constraint are drawn again."""
+    """The next trial."""
+    trial = len(state.asked)
+    is_by_number = study.settings.sampler in by_number.SAMPLERS
+    values = _by_number(study, state) if is_by_number else _drawn(study, state)
+    return Asked(trial, values, limits=decide.limits(study.settings, state, trial))
+
+
+def _by_number(study: Study, state: State) -> dict[str, Scalar]:
+    settings, known = study.settings, state.known
+    if known.points is None:
+        known.points = by_number.Points(study.space, settings.sampler, settings.seed)
+    values: dict[str, Scalar] = known.points[len(state.asked)]
+    return values
+
+
+def _drawn(study: Study, state: State) -> dict[str, Scalar]:
+    """By Optuna; values that break a constraint are drawn again."""
     trial = len(state.asked)
     optuna = require("optuna", extra="tune")
     earlier = _earlier(study, state, trial)
@@ -42,7 +58,7 @@ def ask(study: Study, state: State) -> Asked:
             )
             values = suggested(study.space, made.ask())
         if study.space.allows(values):
-            return Asked(trial, values, limits=decide.limits(study.settings, state, trial))
+            return values
     rule = f"{_MOST_TRIES} draws in a row broke them, for trial {trial}"
     shown = "; ".join(study.space.constraints)
     raise ConfigError([Problem("constraints", rule, "loosen them, or narrow the ranges", shown)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 from drivetrain.core.bounded import read_json
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.files import write_whole
+from drivetrain.tune.by_number import grid
+from drivetrain.tune.journal import read_journal
 from drivetrain.tune.perturb import Rule, key_problems
 from drivetrain.tune.space import Space, from_dict
 
 FILE = "study.json"
-SAMPLERS = ("tpe", "random", "gp")
 Stopping = Literal["successive-halving", "hyperband", "median", "none"]
 Mode = Literal["min", "max"]
 
@@ -37,7 +38,7 @@ class Settings:
     processes_per_trial: int = 1
     metric: str = "loss"
     mode: Mode = "min"
-    sampler: Literal["tpe", "random", "gp"] = "tpe"
+    sampler: Literal["tpe", "random", "gp", "qmc", "grid"] = "tpe"
     seed: int = 0
     schedule: Literal["deterministic", "eager"] = "deterministic"
     generation: int = 8
@@ -75,7 +76,7 @@ class Settings:
     @property
     def asks_by_results(self) -> bool:
         """Whether a trial's values depend on results of earlier ones."""
-        return self.sampler != "random"
+        return self.sampler in ("tpe", "gp")
 
     @property
     def num_replaced(self) -> int:
@@ -198,15 +199,23 @@ def _population_problems(settings: Settings) -> list[Problem]:
 def open_study(path: Path, settings: Settings, space: Space) -> Study:
     """Write a new study down, or see that the one that is there is this one."""
     unfit = key_problems(space) if settings.population else []
+    unfit += _grid_problems(settings, space)
     if found := [*problems(settings), *_said_twice(settings, space), *unfit]:
         raise ConfigError(found)
     if (path / FILE).exists():
         before = load_study(path)
-        _refuse_changes(before, settings, space)
+        _refuse_changes(before, settings, space, _may_change(path))
     study = Study(path, settings, space)
     document = {"settings": dataclasses.asdict(settings), "space": space.as_dict()}
     write_whole(path / FILE, json.dumps(document, indent=2) + "\n", sync=True)
     return study
+
+
+def _grid_problems(settings: Settings, space: Space) -> list[Problem]:
+    if settings.sampler != "grid" or (size := len(grid(space))) == settings.num_trials:
+        return []
+    rule = f"the grid has {size} combinations"
+    return [Problem("--trials", rule, "leave it out", settings.num_trials)]
 
 
 def is_study(address: str) -> bool:
@@ -236,14 +245,21 @@ def load_study(path: Path) -> Study:
         raise DamagedRun(f"{file}: not a study ({' '.join(str(error).split())[:200]})") from None
 
 
-def _refuse_changes(before: Study, settings: Settings, space: Space) -> None:
+def _may_change(path: Path) -> set[str]:
+    """As long as no trial has a value, none was compared by it."""
+    return {"num_trials"} if read_journal(path).ended else {"num_trials", "metric", "mode"}
+
+
+def _refuse_changes(
+    before: Study, settings: Settings, space: Space, may_change: Collection[str]
+) -> None:
     old, new = _flat(before.settings, before.space), _flat(settings, space)
     found = [
         Problem(
             key, f"was {old[key]!r} when the study began", "another --study, or as it was", new[key]
         )
         for key in old
-        if old[key] != new[key] and key != "num_trials"
+        if old[key] != new[key] and key not in may_change
     ]
     had = before.settings.num_trials
     if settings.num_trials < had:

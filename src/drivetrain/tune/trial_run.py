@@ -24,10 +24,12 @@ from pathlib import Path
 
 from drivetrain.core import locks
 from drivetrain.core.errors import (
+    ConfigError,
     DamagedRun,
     DrivetrainError,
     NonFiniteLoss,
     Preempted,
+    Problem,
     WorkerFailure,
 )
 from drivetrain.launch import submission
@@ -172,16 +174,22 @@ class Runner:
         return Ended(work.trial, work.rung, outcome, reason=reason)
 
     def _value(self, work: Work, run_dir: Path) -> Ended:
-        """The metric at the run's last evaluation, or at the rung if it went straight on there."""
+        """The metric at the run's last evaluation, or at the rung if it went straight on there.
+
+        ConfigError where what was said of the study cannot be right for any trial.
+        """
         settings = self.study.settings
         name = f"val/{settings.metric}"
         scalars = open_run(run_dir).scalars()
         series = scalars.get(name)
         if series is None or not len(series):
             there = ", ".join(each for each in scalars if each.startswith("val/")) or "none"
-            reason = f"no evaluation has {name} (there: {there})"
-            return Ended(work.trial, work.rung, "failed", reason=reason)
+            rule = f"no evaluation of trial {work.trial} has {name}; there: {there}"
+            remedy = "name one of them; until a trial has a value, the same study takes another"
+            raise ConfigError([Problem("--metric", rule, remedy, settings.metric)])
         at = len(series) - 1
+        last_step = max(_last_step(run_dir), int(series.steps[at]))
+        self._refuse_late_rungs(work, last_step)
         if settings.promote == "stop" and work.rung < len(settings.rungs):
             rung = settings.rungs[work.rung]
             at = next((index for index, step in enumerate(series.steps) if step >= rung), at)
@@ -189,6 +197,23 @@ class Runner:
         if not math.isfinite(value):
             return Ended(work.trial, work.rung, "not_finite", step, reason=f"{name} is {value}")
         return Ended(work.trial, work.rung, "done", step, value)
+
+    def _refuse_late_rungs(self, work: Work, step: int) -> None:
+        """A run that ends by itself before a rung would be judged there as if it had come to it."""
+        settings = self.study.settings
+        if settings.promote == "stop" or settings.patience is not None:
+            return
+        rung = (*settings.rungs, 0)[work.rung]
+        if step < rung:
+            rule = f"trial {work.trial} ends after step {step}, before step {rung}"
+            remedy = "earlier rungs, in another --study, or longer runs"
+            raise ConfigError(
+                [Problem("--rungs", rule, remedy, ",".join(map(str, settings.rungs)))]
+            )
+
+
+def _last_step(run_dir: Path) -> int:
+    return status_of(open_run(run_dir), 0.0).step
 
 
 def _reason(run_dir: Path) -> str:

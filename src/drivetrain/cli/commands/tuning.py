@@ -35,7 +35,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT")],
     space: Annotated[str, typer.Option(help="YAML or Python file: config keys and their ranges.")],
-    trials: Annotated[int, typer.Option(help="How many; of a population, its members.")] = 0,
+    trials: Annotated[int, typer.Option(help="How many; a grid and a population have theirs.")] = 0,
     nproc_per_trial: Annotated[int, typer.Option(help="Ranks of each trial.")] = 1,
     parallel_trials: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
     study: Annotated[
@@ -43,7 +43,9 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     ] = "",
     metric: Annotated[str, typer.Option(help="Of the evaluations: loss, accuracy …")] = "loss",
     mode: Annotated[str, typer.Option(help="min or max.")] = "min",
-    sampler: Annotated[str, typer.Option(help="tpe, random or gp.")] = "tpe",
+    sampler: Annotated[
+        str, typer.Option(help="tpe, random, gp, qmc or grid (every combination).")
+    ] = "tpe",
     seed: Annotated[int, typer.Option(help="Every draw follows from it.")] = 0,
     schedule: Annotated[
         str,
