@@ -1,6 +1,6 @@
 """Mutation testing: python -m tests.mutation.campaign FOLDER [--sample N|all] [--again] [--group G]
 
-A sample has a part of every file's mutants, in proportion, chosen by a seed. `--again` keeps what
+A sample has a part of every file's mutants, in proportion, chosen by `--seed`. `--again` keeps what
 was killed and tries the others once more: for when tests were added and nothing else.
 """
 
@@ -29,7 +29,6 @@ from tests.mutation.planted import planted
 from tests.mutation.scope import GROUPS
 from tests.mutation.table import Row, write_tables
 
-_SEED = 20
 _WORKERS = 2
 _TESTS_S, _QUICK_S = 60.0, 0.5
 """Seconds of tests per mutant: the quick ones, then of each file in turn. They may take longer:"""
@@ -42,32 +41,33 @@ def main() -> int:
     parser.add_argument("--sample", default="1000")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--group", choices=GROUPS, action="append")
+    parser.add_argument("--seed", type=int, default=20)
     asked = parser.parse_args()
     for name in asked.group or list(GROUPS):
-        _try_group(name, asked.folder / name, asked.sample, again=asked.again)
+        _try_group(name, asked.folder / name, asked.sample, asked.seed, again=asked.again)
     return 0
 
 
-def _try_group(name: str, folder: Path, sample: str, *, again: bool) -> None:
+def _try_group(name: str, folder: Path, sample: str, seed: int, *, again: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files = GROUPS[name].files(Path.cwd())
     everything = {file: Mutants(file, Path(file).read_text()) for file in files}
     counts = {file: len(mutants) for file, mutants in everything.items()}
-    drawn = _sample(everything, sample)
+    drawn = _sample(everything, sample, seed)
     known = _known(folder) if again else {}
     print(f"{name}: {len(drawn)} of {sum(counts.values())} mutants", flush=True)
     by_hand = [m for m in planted() if m.file in (*files, *GROUPS[name].planted_in)]
-    random.Random(_SEED).shuffle(drawn)  # noqa: S311 - what is cut short is a sample too
+    random.Random(seed).shuffle(drawn)  # noqa: S311 - what is cut short is a sample too
     rows = _try_all(name, [*by_hand, *drawn], known, folder / "mutants.jsonl")
-    write_tables(folder, rows, counts, _SEED)
+    write_tables(folder, rows, counts, seed)
 
 
-def _sample(everything: dict[str, Mutants], size: str) -> list[Mutant]:
+def _sample(everything: dict[str, Mutants], size: str, seed: int) -> list[Mutant]:
     total = sum(map(len, everything.values()))
     share = 1.0 if size == "all" else min(1.0, int(size) / total)
     drawn = []
     for file, mutants in everything.items():
-        chance = random.Random(f"{_SEED} {file}")  # noqa: S311 - no secret
+        chance = random.Random(f"{seed} {file}")  # noqa: S311 - no secret
         numbers = chance.sample(range(len(mutants)), math.ceil(share * len(mutants)))
         drawn += [mutants[number] for number in sorted(numbers)]
     return drawn

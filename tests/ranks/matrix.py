@@ -21,6 +21,8 @@ from tests.ranks.training import largest_deviation
 
 STEPS = 30
 TOLERANCE = 1e-4
+LOOSER = {"gpt_float8": 2e-2}
+"""With 3 bits of mantissa a last bit of fp32 now and then becomes another of 16 mantissas."""
 
 Parallel = dict[str, Any]
 Found = dict[str, dict[str, dict[str, float]]]
@@ -84,6 +86,9 @@ ONLY = {
     "moe": WITH_EXPERTS,
     "hf_mixtral": WITH_EXPERTS[:-1],  # its balance loss is over all layers, of all stages
     "hf_qwen_moe": ("fsdp", "ep", "ep×fsdp", "ep×pp"),  # its tp_plan names layers it has not
+    "gpt_float8": ("ddp", "fsdp", "hsdp", "pp gpipe", "pp 1f1b", "fsdp×pp"),  # tp is refused
+    # tp's plan and cp's position_ids are refused: peft wraps the model that has them
+    "llama_lora": ("ddp", "fsdp", "hsdp", "pp gpipe", "pp 1f1b", "fsdp×pp"),
 }
 
 
@@ -115,7 +120,9 @@ def train(
     model: str, output_dir: str, parallel: Parallel, steps: int = STEPS, **checkpoint: Any
 ) -> tuple[list[float], str]:
     task, data = task_of(model)
-    more = {"checkpoint": {"every_steps": None, **checkpoint}}
+    more: dict[str, Any] = {"checkpoint": {"every_steps": None, **checkpoint}}
+    if model == "gpt_float8":
+        more["precision"] = {"float8": "rowwise"}
     trainer = Trainer(task, config(output_dir, steps, parallel, **more))
     history = trainer.fit(data)
     return history.losses, str(history.run_dir)
@@ -180,7 +187,9 @@ def page(found: Found) -> str:
         "# Parity matrix",
         "",
         f"Largest relative deviation of the loss from one process over {STEPS} steps, fp32, CPU, "
-        f"gloo, real ranks; allowed: {TOLERANCE:.0e}. Written by `make matrix`.",
+        f"gloo, real ranks; allowed: {TOLERANCE:.0e}, and "
+        + ", ".join(f"{allowed:.0e} of {model}" for model, allowed in LOOSER.items())
+        + ". Written by `make matrix`.",
         "",
         f"| layout | ranks | {' | '.join(found)} |",
         f"| --- | ---: |{' ---: |' * len(found)}",
@@ -204,7 +213,10 @@ def page(found: Found) -> str:
         "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut; "
         "DeepSpeed and Horovod step one optimizer, and Muon comes with AdamW. ep is for models "
         "with experts (moe, hf_mixtral, hf_qwen_moe), which were tried where they are spread and "
-        "under fsdp. hf_mixtral is trained with its balance loss, which pp refuses.",
+        "under fsdp. hf_mixtral is trained with its balance loss, which pp refuses. gpt_float8 is "
+        "the gpt with `precision.float8: rowwise`: 3 bits of mantissa, so that a last bit of fp32 "
+        "that differs now and then becomes another of 16 mantissas; tp refuses it. llama_lora is "
+        "hf_llama, frozen, with an adapter of peft's; tp and cp refuse peft's wrapper.",
         "",
         "The ResNet's activation is SiLU. With ReLU, whose slope jumps at 0, one process parts "
         "from itself by 3e-4 within 20 steps when it adds the same gradients in another order; "
@@ -223,9 +235,13 @@ def main(target: str, results: str, *only: str) -> None:
         found = {name: found[name] for name in MODELS if name in found}
         path.write_text(json.dumps(found, indent=1) + "\n")
         Path(target).write_text(page(found))
-    worst = max(v for model in found.values() for kind in model.values() for v in kind.values())
-    print(f"largest deviation {worst:.1e}, allowed {TOLERANCE:.0e}")
-    sys.exit(0 if worst <= TOLERANCE else 1)
+    has_parted = False
+    for model, kinds in found.items():
+        worst = max(value for kind in kinds.values() for value in kind.values())
+        allowed = LOOSER.get(model, TOLERANCE)
+        print(f"{model}: largest deviation {worst:.1e}, allowed {allowed:.0e}")
+        has_parted |= worst > allowed
+    sys.exit(1 if has_parted else 0)
 
 
 if __name__ == "__main__":

@@ -181,6 +181,14 @@ def _with_experts() -> dict[str, Any]:
     }
 
 
+def lora() -> nn.Module:
+    import peft
+
+    adapter = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    adapted: nn.Module = peft.get_peft_model(llama(), adapter)
+    return adapted
+
+
 def balanced_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """Hugging Face's own, with its balance loss over the routers of all layers."""
     out = model(input_ids=batch[0], use_cache=False, output_router_logits=True)
@@ -197,6 +205,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], TensorDataset
     "hf_mixtral": (mixtral, balanced_loss, sequences),
     "hf_qwen_moe": (qwen_moe, hugging_face_loss, sequences),
     "gpt_muon": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),
+    "gpt_float8": (lambda: GPT(WIDTH, LAYERS, dropout=0.0), gpt_loss, sequences),
+    "llama_lora": (lora, hugging_face_loss, sequences),
 }
 
 
