@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device patterns plan-memory plan-published plan-time ray rehearsals \
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray rehearsals \
   resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -86,8 +86,11 @@ cuda-symbols:                     ## a CUDA build of torch, without a GPU: the n
 test:                             ## all tests
 	$(BIN)/pytest
 
-docs:
-	$(BIN)/mkdocs build --strict
+docs:                             ## the site, warnings as errors, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pages:                            ## the pages that the code writes: commands, config keys, exit codes
+	$(BIN)/python -m tests.pages
 
 horovod:                          ## Horovod for this torch, built once (ten minutes) and kept in build/horovod
 	deploy/horovod/build.sh $(BIN)/python build/horovod

@@ -1,0 +1,19 @@
+"""Pages that are written by the code they describe.
+
+`python -m tests.pages` (`make pages`) writes them; `tests/unit/test_pages.py` fails when one has
+come apart from the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.pages import commands, config_keys, exit_codes
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": commands.page,
+    "config-keys.md": config_keys.page,
+    "exit-codes.md": exit_codes.page,
+}
