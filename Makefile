@@ -14,8 +14,8 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray rehearsals \
-  resume-matrix save-plan setup setup-min simulations slow streams targets test tune tune-overhead tune-targets tune-workers types verdicts wheel-check
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray recording rehearsals \
+  resume-matrix save-plan setup setup-min simulations slow streams targets test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -68,7 +68,7 @@ build:                            ## wheel and sdist, into dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-wheel-check: build                ## the wheel in an environment of its own, and the README's quick start with it
+wheel-check: build                ## the wheel in an environment of its own, the README's quick start and the tour with it
 	.ci/wheel-check $(PYTHON) build/wheel-check
 
 accelerator:                      ## the test device (tests/accelerator), built once and kept in build/accelerator
@@ -91,6 +91,13 @@ docs:                             ## the site, warnings as errors, into site/
 
 pages:                            ## the pages that the code writes: commands, config keys, exit codes
 	$(BIN)/python -m tests.pages
+
+tour:                             ## the commands of docs/tour.md, run here, and what they print written on the page (minutes)
+	rm -rf build/played && mkdir -p build/played && cp -r examples build/played
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/tour.py docs/tour.md build/played --write
+
+recording:                        ## two real runs, one of them killed, as the picture of the home page
+	$(BIN)/python -m tests.pages.recording
 
 horovod:                          ## Horovod for this torch, built once (ten minutes) and kept in build/horovod
 	deploy/horovod/build.sh $(BIN)/python build/horovod

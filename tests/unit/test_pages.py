@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from drivetrain import __version__
 from tests.pages import DOCS, PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -30,3 +34,33 @@ def test_a_reader_is_sent_nowhere_else_for_fonts_or_scripts() -> None:
     assert site["theme"]["font"] is False
     assert not [each for each in site["extra_css"] if "://" in each]
     assert not site.get("extra_javascript")
+
+
+def test_the_version_is_told_without_the_command_line_library() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "drivetrain", "--version"]
+    said = subprocess.check_output(words, stderr=subprocess.STDOUT, text=True)
+    assert __version__ in said
+    assert not re.search(r"\| +(typer|rich|torch|pydantic)$", said, re.MULTILINE)
+
+
+def test_keys_are_readable_on_a_narrow_terminal() -> None:
+    said = subprocess.check_output([sys.executable, "-m", "drivetrain", "config"], text=True)
+    assert "global_batch_size = (required)\n    Samples per optimizer step over all ranks." in said
+
+
+@pytest.mark.slow
+def test_the_first_script_trains_the_same_on_two_processes(tmp_path: Path) -> None:
+    code = re.search(r"```python title=\"first.py\"\n(.*?)```", _page("first-script.md"), re.DOTALL)
+    assert code is not None
+    (tmp_path / "first.py").write_text(code[1])
+    launch = [sys.executable, "-m", "drivetrain", "train", "first.py", "--nproc-per-node", "2"]
+    said = [
+        subprocess.check_output(words, cwd=tmp_path, text=True).splitlines()
+        for words in ([sys.executable, "first.py"], launch)
+    ]
+    assert said[0][-1] == said[1][-1]
+    assert re.fullmatch(r"accuracy 0\.9\d\d", said[0][-1])
+
+
+def _page(name: str) -> str:
+    return (DOCS / name).read_text()

@@ -39,6 +39,7 @@ from drivetrain.config.schema import Data
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import PlannedOrder
 from drivetrain.data.sources import is_stream, source_from
+from drivetrain.train.saving.weights import _replace
 
 
 @pytest.mark.parametrize(
@@ -229,3 +230,11 @@ def test_an_engine_gets_back_what_it_gave_by_the_same_names() -> None:
     assert engine.optimizer["w.exp_avg"].tolist() == [2, 2]
     assert engine.optimizer["w.step"] == 7
     assert own.value == 3
+
+
+def test_the_same_weights_are_the_same_file(tmp_path: Path) -> None:
+    """So that `sha256sum` of two runs' weights.pt says whether they ended with the same bits."""
+    for folder in ("one", "another"):
+        _replace({"w": torch.arange(3.0)}, tmp_path / folder / "weights.pt")
+    one, another = (tmp_path / folder / "weights.pt" for folder in ("one", "another"))
+    assert one.read_bytes() == another.read_bytes()

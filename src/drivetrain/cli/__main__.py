@@ -1,6 +1,6 @@
 """`python -m drivetrain.cli` is `drivetrain`."""
 
-from drivetrain.cli.main import main
+from drivetrain.cli.entry import main
 
 if __name__ == "__main__":
     main()

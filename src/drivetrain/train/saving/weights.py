@@ -149,7 +149,8 @@ def _tried(act: Callable[[], Any]) -> str:
 def _replace(weights: dict[str, Any], path: Path) -> None:
     make_folder(path.parent)
     with beside(path) as partial:
-        torch.save(weights, partial)
+        with partial.open("wb") as stream:  # torch would write the path's random name into it
+            torch.save(weights, stream)
         sync_path(partial)
         partial.replace(path)
     sync_path(path.parent)

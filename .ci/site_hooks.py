@@ -1,7 +1,7 @@
-"""A hook of MkDocs: llms.txt beside the site, every page with its first sentence, by the nav.
+"""Hooks of MkDocs: llms.txt beside the site, and a name for the theme's search dialog.
 
-The pages' Markdown is put beside their HTML, so that a program can read what a person reads
-(https://llmstxt.org).
+llms.txt (https://llmstxt.org) has every page with its first sentence, by the nav; the pages'
+Markdown is put beside their HTML, so that a program can read what a person reads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_nav(nav: Any, config: Any, **_: Any) -> Any:
     config["extra"]["whole_nav"] = nav
     return nav
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """A screen reader must be able to say what the dialog is."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
 
 def on_post_build(config: Any, **_: Any) -> None:
