@@ -13,6 +13,7 @@ import yaml
 
 from drivetrain import __version__
 from tests.pages import DOCS, PAGES
+from tests.pages.tour import differences
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +61,18 @@ def test_the_first_script_trains_the_same_on_two_processes(tmp_path: Path) -> No
     ]
     assert said[0][-1] == said[1][-1]
     assert re.fullmatch(r"accuracy 0\.9\d\d", said[0][-1])
+
+
+def test_a_tour_that_says_something_else_is_noticed() -> None:
+    page = _page("tour.md")
+    hashes = re.findall(r"[0-9a-f]{64}", page)
+    assert len(hashes) == 2
+    assert differences(page, page) == []
+    assert "hashes differ" in differences(page, page.replace(hashes[0], "0" * 64, 1))[0]
+    assert (
+        "'  NOT certified'" in differences(page, page.replace("  certified", "  NOT certified"))[0]
+    )
+    assert "nobody said" in differences(page, page.replace("resumed: after", "began again"))[0]
 
 
 def _page(name: str) -> str:
