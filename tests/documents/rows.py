@@ -668,8 +668,9 @@ NAMED = (
     Row(
         "parameter-server",
         "a parameter server, asynchronous SGD",
-        "not yet",
-        "for slow links there is [`local_sgd`](communication.md)",
+        "works",
+        "`parallel.strategy=parameter_server` ([parameter servers](parameter-server.md))",
+        shown_by="tests/ranks/test_parameter_server.py",
     ),
     Row(
         "notebook",

@@ -68,14 +68,22 @@ LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "deepspeed 3": (2, zero(3)),
     "deepspeed 3 offloaded": (2, zero(3, offload_optimizer="cpu", offload_param="cpu")),
     "horovod": (2, {"strategy": "horovod"}),
+    "parameter_server": (2, {"strategy": "parameter_server"}),
 }
+
+NOT_HANDED_OVER = ("parameter_server",)
+"""From and to it is another training, unless it is synchronous: that has to be accepted."""
 
 HAS_HOROVOD = find_spec("horovod") is not None
 """`make horovod` builds it; without it the row stays as it was measured."""
 
 NOT_FOR = {
     "resnet": ("tp", "cp"),
-    "gpt_muon": ("deepspeed", "horovod"),  # they step one optimizer, and Muon comes with AdamW
+    "gpt_muon": (
+        "deepspeed",
+        "horovod",
+        "parameter_server",
+    ),  # they step one optimizer, and Muon comes with AdamW
     "hf_gpt2": ("tp",),  # its layers are Conv1D with q, k and v in one, and it has no tp_plan
 }
 
@@ -174,6 +182,7 @@ def measure(model: str) -> dict[str, dict[str, float]]:
             0
         ].items():
             found["steps"][name] = largest_deviation(losses, reference)
+        chain = [each for each in chain if each[0] not in NOT_HANDED_OVER]
         for name, losses in run_ranks(hand_over, world_size, 1500, args=(folder, model, chain))[
             0
         ].items():
@@ -211,12 +220,13 @@ def page(found: Found) -> str:
         "",
         "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not; "
         "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut; "
-        "DeepSpeed and Horovod step one optimizer, and Muon comes with AdamW. ep is for models "
-        "with experts (moe, hf_mixtral, hf_qwen_moe), which were tried where they are spread and "
-        "under fsdp. hf_mixtral is trained with its balance loss, which pp refuses. gpt_float8 is "
-        "the gpt with `precision.float8: rowwise`: 3 bits of mantissa, so that a last bit of fp32 "
-        "that differs now and then becomes another of 16 mantissas; tp refuses it. llama_lora is "
-        "hf_llama, frozen, with an adapter of peft's; tp and cp refuse peft's wrapper.",
+        "DeepSpeed, Horovod and parameter servers step one optimizer, and Muon comes with AdamW. "
+        "ep is for models with experts (moe, hf_mixtral, hf_qwen_moe), which were tried where they "
+        "are spread and under fsdp. hf_mixtral is trained with its balance loss, which pp refuses. "
+        "gpt_float8 is the gpt with `precision.float8: rowwise`: 3 bits of mantissa, so that a "
+        "last bit of fp32 that differs now and then becomes another of 16 mantissas; tp refuses "
+        "it. llama_lora is hf_llama, frozen, with an adapter of peft's; tp and cp refuse peft's "
+        "wrapper.",
         "",
         "The ResNet's activation is SiLU. With ReLU, whose slope jumps at 0, one process parts "
         "from itself by 3e-4 within 20 steps when it adds the same gradients in another order; "

@@ -26,6 +26,7 @@ from tests.ranks.training import (
 
 DDP: dict[str, Any] = {"strategy": "ddp"}
 FSDP: dict[str, Any] = {"strategy": "fsdp"}
+SERVED: dict[str, Any] = {"strategy": "parameter_server"}
 HSDP: dict[str, Any] = {"strategy": "fsdp", "dp_replicate": 2, "dp_shard": 2}
 
 
@@ -47,7 +48,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     [
         pytest.param(2, {"ddp": DDP, "fsdp": FSDP}, marks=pytest.mark.long),
         pytest.param(3, {"ddp": DDP}, marks=pytest.mark.long),
-        (4, {"ddp": DDP, "fsdp": FSDP, "hsdp": HSDP}),
+        (4, {"ddp": DDP, "fsdp": FSDP, "hsdp": HSDP, "parameter_server": SERVED}),
     ],
 )
 def test_every_layout_trains_what_one_process_trains(

@@ -81,8 +81,8 @@ def test_all_problems_come_at_once() -> None:
         "optimisation.lerning_rate = 3: unknown key; did you mean optimization.learning_rate?",
         "global_batch_size: required, and not given; add it, for example global_batch_size=64",
         "seed = many: must be a whole number; the default is 42",
-        "parallel.strategy = dpp: must be 'ddp', 'fsdp', 'local_sgd', 'deepspeed' or 'horovod'; "
-        "did you mean ddp?",
+        "parallel.strategy = dpp: must be 'ddp', 'fsdp', 'local_sgd', 'parameter_server', "
+        "'deepspeed' or 'horovod'; did you mean ddp?",
         "max_steps: the run has no end; set max_steps, or num_train_epochs",
         "optimization.learning_rate_scaling = linear: scaling needs the batch size the rate was "
         "tuned for; set optimization.base_batch_size",
@@ -117,6 +117,17 @@ def test_all_problems_come_at_once() -> None:
             "communication.compression = powersgd: what is left over from a step is kept, and one "
             "overflow of fp16 would stay for good; use precision.dtype=bf16, or compression fp16 "
             "or bf16",
+        ),
+        (
+            ["parallel.strategy=parameter_server", "parallel.parameter_server.pull_every=4"],
+            "parallel.parameter_server.pull_every = 4: synchronous ranks compute each gradient "
+            "with the weights of the step before; use parallel.parameter_server.mode="
+            "stale_synchronous or asynchronous",
+        ),
+        (
+            ["parallel.strategy=parameter_server", "checkpoint.save=full"],
+            "checkpoint.save = full: rank 0 has no other server's optimizer state; use "
+            "checkpoint.save=sharded",
         ),
         (
             ["parallel.strategy=local_sgd", "precision.dtype=fp16"],

@@ -132,6 +132,8 @@ class ParallelModel:
     """The engine that has the gradients; None when they lie open in `parameter.grad`."""
     local_steps: LocalSteps | None = None
     """For ranks that step by gradients of their own; None where every step is one of all ranks."""
+    steps_apart: bool = False
+    """Whether ranks may be at different steps: then they meet only where they must."""
     expects_all: bool = False
     """Whether every trained parameter must have a gradient in the first step."""
     syncs_stages: bool = False
@@ -202,6 +204,10 @@ class ParallelModel:
 
     def sync_stage(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
         """Before a pipeline stage's backward: whether it reduces these modules' gradients."""
+
+    def measured(self) -> dict[str, float]:
+        """Scalars of the strategy's own since the last call, by name. A collective call."""
+        return {}
 
     def choices(self) -> list[Choice]:
         """What was left open in the config and is settled now."""

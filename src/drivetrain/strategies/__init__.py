@@ -7,6 +7,7 @@ BUILT_IN = {
     "ddp": "drivetrain.strategies.ddp:TRAITS",
     "fsdp": "drivetrain.strategies.fsdp:TRAITS",
     "local_sgd": "drivetrain.strategies.local_sgd:TRAITS",
+    "parameter_server": "drivetrain.strategies.parameter_server:TRAITS",
     "deepspeed": "drivetrain.strategies.deepspeed:TRAITS",
     "horovod": "drivetrain.strategies.horovod:TRAITS",
 }

@@ -31,11 +31,17 @@ class RankSync:
     """Counts steps to the next one."""
 
     def __init__(
-        self, world: World, first_step: int, mean_step_s: Callable[[], float | None]
+        self,
+        world: World,
+        first_step: int,
+        mean_step_s: Callable[[], float | None],
+        multiple_of: int = 1,
     ) -> None:
         self._world = world
         self._mean_step_s = mean_step_s
-        self._next = first_step + 1
+        self._multiple_of = multiple_of
+        """Ranks that need not be at the same step ask where they meet anyway."""
+        self._next = self._from(first_step + 1)
 
     def at(
         self, step: int, *, stop: bool, save: bool, finish: bool = False, is_time: bool = False
@@ -51,5 +57,9 @@ class RankSync:
         finishes, stops, saves, step_s = self._world.sum_floats(mine)
         # a host that is ahead of its device asks again, until it knows
         steps = int(SECONDS_BETWEEN / step_s) if step_s else 1
-        self._next = step + max(1, min(_MOST_STEPS, steps))
+        self._next = self._from(step + max(1, min(_MOST_STEPS, steps)))
         return SyncRequests(finishes > 0, stops > 0, saves > 0, step_s)
+
+    def _from(self, step: int) -> int:
+        """The first step, from this one on, at which they may."""
+        return -(-step // self._multiple_of) * self._multiple_of

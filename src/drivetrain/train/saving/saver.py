@@ -65,7 +65,10 @@ class Saver:
         self._recorder = recorder
         self._say = say
         self._stop = StopRequest()
-        self._pulse = RankSync(self._world, self.at.step, self._timer.take_mean_s)
+        meets_every = assembly.config.record.logging_steps if self._engine.spread.steps_apart else 1
+        self._pulse = RankSync(
+            self._world, self.at.step, self._timer.take_mean_s, multiple_of=meets_every
+        )
         self._timetable = Timetable(self._rule.every_steps, self._world)
         self._newest_saved = self.at.step if start.manifest is not None else None
         """A step of which there is a checkpoint; `_last_saved` may still be on its way."""

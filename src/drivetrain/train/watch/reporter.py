@@ -52,6 +52,7 @@ class Reporter:
         total = self._assembly.total_steps
         elapsed_s = now_s - self._began_s
         done = max(1, last.step - self._history.resumed_step)
+        measured = self._assembly.engine.spread.measured()
         snapshot = Snapshot(
             step=last.step,
             total_steps=total,
@@ -60,7 +61,7 @@ class Reporter:
             grad_norm=norms[-1] if norms else None,
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
-            parts=last.parts,
+            parts={**last.parts, **measured},
             eta_s=None if total is None else elapsed_s / done * (total - last.step),
         )
         self._progress.show(snapshot)
@@ -72,7 +73,7 @@ class Reporter:
             elif self._unsaid:
                 self._progress.say(self._unsaid)
                 self._unsaid = ""
-        values = {**_scalars(last), **rates, **self._recorder.take_mean_times()}
+        values = {**_scalars(last), **measured, **rates, **self._recorder.take_mean_times()}
         if self._assembly.engine.scaler is not None:
             values["train/skipped_steps"] = float(self._history.skipped_steps)
         load = self._assembly.engine.expert_load
