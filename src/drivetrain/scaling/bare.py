@@ -64,7 +64,8 @@ def _fsdp2(model: nn.Module) -> nn.Module:
 
     for layer in model.layers:  # type: ignore[union-attr]
         fully_shard(layer)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
 
 
 BARE_ENGINES: dict[str, Callable[[nn.Module], nn.Module]] = {"ddp": _ddp, "fsdp": _fsdp2}

@@ -110,7 +110,7 @@ def plot(
             axes.set_xlabel("ranks")
         left.set_yscale("log", base=2)
         left.set_yticks(sizes, [str(size) for size in sizes])
-        right.set_ylim(0, 110)
+        right.set_ylim(bottom=0)
         right.legend(fontsize=8, loc="lower left")
     title = ", ".join(f"{name} {value}" for name, value in about.items())
     if asked.emulate_compute_ms is not None:

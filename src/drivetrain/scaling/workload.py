@@ -27,7 +27,7 @@ class _Wait(torch.autograd.Function):
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         time.sleep(2 * ctx.seconds / 3)
         return gradients[0], None
 
@@ -43,7 +43,10 @@ class WaitingLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         after = hidden + F.linear(hidden, self.weight[: self.width])
-        return _Wait.apply(after, self.wait_s) if self.wait_s else after  # type: ignore[no-any-return]
+        if not self.wait_s:
+            return after
+        waited: torch.Tensor = _Wait.apply(after, self.wait_s)  # type: ignore[no-untyped-call]
+        return waited
 
 
 def _transformer_layer(width: int) -> nn.Module:
