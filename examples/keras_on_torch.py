@@ -1,4 +1,4 @@
-"""A Keras 3 model on torch, under Trainer: same numbers, resumed, recorded as any torch model.
+"""A Keras 3 model on torch, under Trainer.
 
 pip install keras
 drivetrain train --nproc-per-node 2 examples/keras_on_torch.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from drivetrain.record.ledger import ledger_of
 from drivetrain.record.reading import open_run
 from drivetrain.record.run_directory import RunDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
-pytest.importorskip("tensorflow")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(find_spec("tensorflow") is None, reason="`make tensorflow` installs it"),
+]
 SCRIPT = Path(__file__).with_name("train.py")
 TOLERANCE = 1e-5
 """Relative. Two workers add in another order than one, and Adam divides by small numbers."""
