@@ -1,8 +1,7 @@
 """A Keras 3 model on torch, under Trainer.
 
 pip install keras
-drivetrain train --nproc-per-node 2 examples/keras_on_torch.py
-drivetrain verify parity examples/keras_on_torch.py
+python examples/keras_on_torch.py
 """
 
 import os
