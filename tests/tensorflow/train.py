@@ -43,7 +43,7 @@ def main() -> None:
     trainer = TensorFlowDistributedTrainer(create_distributed_model, epochs=EPOCHS)
     rank, is_first = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
-    class Dies(tf.keras.callbacks.Callback):
+    class Dies(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             step = int(self.model.optimizer.iterations.numpy())
             if (rank, is_first) == ("1", "0") and step == kill_step:

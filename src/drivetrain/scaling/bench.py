@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from drivetrain._version import __version__
@@ -212,7 +213,7 @@ def _group(
     before = {name: os.environ.get(name) for name in known}
     os.environ.update(known)
     dist.init_process_group(
-        accelerator.backend, store=dist.PrefixStore(key, store), rank=rank, world_size=num_ranks
+        accelerator.backend, store=PrefixStore(key, store), rank=rank, world_size=num_ranks
     )
     try:
         yield
