@@ -14,8 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray recording rehearsals \
-  resume-matrix save-plan setup setup-min simulations slow streams targets test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray recording rehearsals resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -208,6 +207,20 @@ bench:                            ## the measurements; results land in benchmark
 
 collectives:                      ## `bench collectives` next to plain loops, on 2 to 8 ranks, on shaped links (minutes; needs root)
 	$(BIN)/python -m benchmarks collectives --output benchmarks/results/collectives
+
+SCALING_RANKS ?= 8
+scaling:                          ## `bench scaling` on SCALING_RANKS emulated ranks, beside whatever is installed (minutes)
+	mkdir -p benchmarks/results/scaling
+	$(BIN)/drivetrain bench scaling --nproc-per-node $(SCALING_RANKS) --emulate-compute 100 \
+	  --json benchmarks/results/scaling/found.json --plot benchmarks/results/scaling/plot.png
+
+# TensorFlow is large and nobody else's: an environment of its own (build/), and no part of CI.
+TENSORFLOW := build/tensorflow/bin/python
+tensorflow:                       ## TensorFlow in an environment of its own, and its tests: two workers, one killed (minutes)
+	test -x $(TENSORFLOW) || $(PYTHON) -m venv build/tensorflow
+	.ci/install-torch "$(TORCH)" $(TENSORFLOW) -m pip install --quiet --constraint constraints.txt
+	$(TENSORFLOW) -m pip install --quiet --constraint constraints.txt --editable ".[tensorflow,test]"
+	$(TENSORFLOW) -m pytest tests/tensorflow tests/unit/test_tensorflow.py
 
 large-model:                      ## 607 million parameters on four ranks: memory from the start over a kill to the final files
 	$(BIN)/python -m benchmarks large-model --output benchmarks/results/large-model

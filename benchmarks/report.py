@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.statistics import Estimate, paired_difference, paired_ratio
+from drivetrain.core.statistics import MedianInterval, paired_difference, paired_ratio
 
 PROCESSOR = ", processor time"
 """A training's name ends in it where seconds of all threads' processor time are meant."""
@@ -51,11 +51,11 @@ def make_table(samples: Samples, baseline: str, machine: Mapping[str, Any]) -> s
     return "\n".join(lines) + "\n"
 
 
-def _ratio(estimate: Estimate) -> str:
+def _ratio(estimate: MedianInterval) -> str:
     return f"{estimate.value:.4f} ({estimate.low:.4f} to {estimate.high:.4f})"
 
 
-def _microseconds(estimate: Estimate) -> str:
+def _microseconds(estimate: MedianInterval) -> str:
     value, low, high = (x * 1e6 for x in (estimate.value, estimate.low, estimate.high))
     return f"{value:+.0f} µs ({low:+.0f} to {high:+.0f})"
 

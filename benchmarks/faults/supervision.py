@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from benchmarks.statistics import Estimate, bootstrap
+from drivetrain.core.statistics import MedianInterval, bootstrap
 from drivetrain.record.session import RUN_DIR
 from drivetrain.supervise.failures.rank_dump import kernel_state
 
@@ -79,7 +79,7 @@ def make_table(pairs: dict[str, list[_Pair]], shares: dict[str, list[float]]) ->
     return "\n".join(lines) + "\n"
 
 
-def _shown(estimate: Estimate) -> str:
+def _shown(estimate: MedianInterval) -> str:
     return f"{estimate.value:.4f} ({estimate.low:.4f} to {estimate.high:.4f})"
 
 

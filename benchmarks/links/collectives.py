@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from benchmarks.statistics import Estimate
 from drivetrain.core.errors import WorkerFailure
+from drivetrain.core.statistics import MedianInterval
 
 SIZES = (8, 1 << 16, 1 << 22)
 ARM_S, AGAIN = 1.5, "plain loop again"
@@ -271,7 +271,7 @@ def _quiet(values: Sequence[float]) -> float:
     return sorted(values)[int(QUIET * len(values))]
 
 
-def quiet_ratio(samples: Sequence[float], baseline: Sequence[float]) -> Estimate:
+def quiet_ratio(samples: Sequence[float], baseline: Sequence[float]) -> MedianInterval:
     """Of the calls that were not held up, with the 95% interval of its bootstrap over rounds."""
     draw, number = random.Random(0), len(samples)  # noqa: S311 - statistics, not secrets
     ratios = []
@@ -279,7 +279,7 @@ def quiet_ratio(samples: Sequence[float], baseline: Sequence[float]) -> Estimate
         rounds = draw.choices(range(number), k=number)
         ratios.append(_quiet([samples[r] for r in rounds]) / _quiet([baseline[r] for r in rounds]))
     ratios.sort()
-    return Estimate(_quiet(samples) / _quiet(baseline), ratios[25], ratios[974])
+    return MedianInterval(_quiet(samples) / _quiet(baseline), ratios[25], ratios[974])
 
 
 def _wrong_table(rows: dict[str, Any]) -> str:

@@ -11,10 +11,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.report import report
-from benchmarks.statistics import bootstrap, paired_ratio
 from benchmarks.steps.device import own_accelerator
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.requirements import require
+from drivetrain.core.statistics import bootstrap, paired_ratio
 from drivetrain.launch.local import launch
 
 

@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from benchmarks.statistics import paired_ratio
 from drivetrain.core.errors import DrivetrainError
 from drivetrain.core.requirements import require
+from drivetrain.core.statistics import paired_ratio
 
 _TIMES = "DRIVETRAIN_BENCH_TIMES"
 _BARE, _ON_RAY, _LOCAL = "Ray Train bare", "drivetrain on Ray", "drivetrain, local launcher"

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.statistics import Estimate, paired_ratio
+from drivetrain.core.statistics import MedianInterval, paired_ratio
 
 _SCRIPT = Path(__file__).with_name("start_worker.py")
 _BASELINE = "torchrun"
@@ -72,7 +72,7 @@ def make_table(samples: dict[str, list[_Sample]], num_ranks: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(estimate: Estimate) -> str:
+def _shown(estimate: MedianInterval) -> str:
     return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from drivetrain.compat.pytorch import PyTorchDDPTrainer
     from drivetrain.compat.ray import RayTrainer
     from drivetrain.compat.settings import DistributedConfig
+    from drivetrain.compat.tensorflow import TensorFlowDistributedTrainer
     from drivetrain.config import ResolvedConfig, RunConfig, load_config
     from drivetrain.core.errors import (
         ConfigError,
@@ -79,6 +80,7 @@ _HOMES = {
     "SilentCorruption": "drivetrain.core.errors",
     "StepMetrics": "drivetrain.train.history",
     "Task": "drivetrain.train.task",
+    "TensorFlowDistributedTrainer": "drivetrain.compat.tensorflow",
     "Total": "drivetrain.train.task",
     "Trainer": "drivetrain.train.trainer",
     "WorkerFailure": "drivetrain.core.errors",
@@ -120,6 +122,7 @@ __all__ = [
     "SilentCorruption",
     "StepMetrics",
     "Task",
+    "TensorFlowDistributedTrainer",
     "Total",
     "Trainer",
     "WorkerFailure",

@@ -138,14 +138,18 @@ TRAINERS = (
     Row(
         "tensorflow-trainer",
         "from drivetrain import TensorFlowDistributedTrainer",
-        "not yet",
-        "TensorFlow's own scripts run as they are, and unsupervised",
+        "works",
+        "[takes the function that builds the model](tensorflow.md); `drivetrain train --backend "
+        "tensorflow` starts workers, supervised and recorded",
+        needs="tensorflow",
+        shown_by="tests/tensorflow/test_tensorflow.py",
     ),
     Row(
         "mirrored",
         "tf.distribute.MirroredStrategy(), model.fit(train_dataset, epochs=50)",
-        "not yet",
-        "runs as TensorFlow's own script; nothing of it is supervised here",
+        "not run",
+        "TensorFlow's own; `drivetrain train` supervises it as any script. Recorded and resumed: "
+        "[`TensorFlowDistributedTrainer`](tensorflow.md)",
     ),
 )
 

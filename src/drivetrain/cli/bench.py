@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from drivetrain.cli.planning import memory_size
@@ -17,6 +18,7 @@ from drivetrain.collectives.request import (
 )
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import AXES
+from drivetrain.scaling.request import MODES, OTHERS, STRATEGIES, ScalingRequest
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _OTHER_NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -130,3 +132,109 @@ def _line_rate(text: str, problems: list[Problem]) -> float | None:
 def _absolute(path: str | None) -> str | None:
     """Ranks may start elsewhere."""
     return None if path is None else str(Path(path).absolute())
+
+
+@dataclass(frozen=True)
+class TypedScaling:
+    """What was typed."""
+
+    strategies: str
+    beside: str
+    mode: str
+    sizes: str
+    batch_size: int | None
+    emulate_compute_ms: float | None
+    steps: int
+    rounds: int
+    passes: int
+    width: int
+    layers: int
+    sequence_length: int
+    json_file: str | None
+    plot_file: str | None
+
+
+# a rank that fails is not started again; while another library starts its processes, ours wait
+_SCALING_RANKS = ("--max-restarts", "0", "--spares", "0", "--stall-timeout", "900")
+
+
+def run_scaling(typed: TypedScaling, launcher_args: Sequence[str]) -> int:
+    """On the ranks that `launcher_args` start, here or on a target; the exit code."""
+    from drivetrain.cli.train import run
+
+    asked = scaling_request_of(typed)
+    if asked.plot_file is not None:
+        from drivetrain.core.requirements import require
+
+        require("matplotlib", extra="plan")
+    argv = [*_SCALING_RANKS, *launcher_args, "-m", "drivetrain.scaling.bench", asked.to_json()]
+    return run(argv)
+
+
+def scaling_request_of(typed: TypedScaling) -> ScalingRequest:
+    """Checked; every mistake at once."""
+    problems: list[Problem] = []
+    modes = MODES if typed.mode == "both" else (typed.mode,)
+    strategies = tuple(typed.strategies.split(","))
+    choices: list[tuple[str, str, tuple[str, ...]]]
+    choices = [("--mode", each, (*MODES, "both")) for each in modes if each not in MODES]
+    choices += [("--strategies", e, STRATEGIES) for e in strategies if e not in STRATEGIES]
+    for where, said, known in choices:
+        problems.append(Problem(where, "unknown", f"use {', '.join(known)}", said))
+    beside = _beside(typed.beside, problems)
+    if beside and STRATEGIES[0] not in strategies and typed.beside != "installed":
+        remedy = f"add {STRATEGIES[0]} to --strategies"
+        problems.append(Problem("--beside", f"stands beside {STRATEGIES[0]}", remedy, typed.beside))
+    sizes = tuple(int(word) for word in typed.sizes.split(",") if word.isdigit())
+    if any(not word.isdigit() or word == "0" for word in filter(None, typed.sizes.split(","))):
+        problems.append(Problem("--sizes", "not numbers of ranks", "write 1,2,4", typed.sizes))
+    at_least_one = {
+        "--batch-size": typed.batch_size,
+        "--emulate-compute": typed.emulate_compute_ms,
+        "--steps": typed.steps,
+        "--passes": typed.passes,
+        "--layers": typed.layers,
+        "--sequence-length": typed.sequence_length,
+    }
+    for flag, number in at_least_one.items():
+        if number is not None and not number > 0:
+            problems.append(Problem(flag, "must be more than 0", "raise it", number))
+    if typed.rounds < 2:
+        remedy = "use 2 or more"
+        problems.append(Problem("--rounds", "no interval without two", remedy, typed.rounds))
+    if typed.width < 4 or typed.width % 4:
+        remedy = "use a multiple of 4"
+        problems.append(Problem("--width", "four heads share it", remedy, typed.width))
+    if problems:
+        raise ConfigError(problems)
+    return ScalingRequest(
+        strategies=strategies,
+        beside=beside,
+        modes=modes,
+        sizes=sizes,
+        batch_size=typed.batch_size,
+        steps_per_block=typed.steps,
+        rounds=typed.rounds,
+        passes=typed.passes,
+        emulate_compute_ms=typed.emulate_compute_ms,
+        width=typed.width,
+        layers=typed.layers,
+        sequence_length=typed.sequence_length,
+        json_file=_absolute(typed.json_file),
+        plot_file=_absolute(typed.plot_file),
+    )
+
+
+def _beside(text: str, problems: list[Problem]) -> tuple[str, ...]:
+    """Named, they must be there; unnamed, those that are."""
+    there = tuple(name for name in OTHERS if find_spec(name) is not None)
+    if text == "installed":
+        return there
+    named = () if text == "none" else tuple(text.split(","))
+    for name in named:
+        if name not in OTHERS:
+            known = ", ".join((*OTHERS, "none"))
+            problems.append(Problem("--beside", "unknown", f"use {known}", name))
+        elif name not in there:
+            problems.append(Problem("--beside", "not installed", OTHERS[name], name))
+    return named

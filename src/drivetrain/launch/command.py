@@ -133,7 +133,10 @@ def _settings(backend: str) -> tuple[str, ...]:
 
 
 def _backends() -> dict[str, tuple[str, ...]]:
-    """What other documents call a backend, as words for the script's config; ray is a target."""
+    """What other documents call a backend, as words for the script's config; ray is a target.
+
+    TensorFlow's ranks are started as any others; its own trainer makes workers of them.
+    """
     from drivetrain.core.traits import STRATEGIES, all_traits  # pydantic's, and only then
 
     default = STRATEGIES.names[0]
@@ -142,7 +145,7 @@ def _backends() -> dict[str, tuple[str, ...]]:
         for each in all_traits()
         for backend in each.backends
     }
-    return {**named, "ray": ()}
+    return {**named, "ray": (), "tensorflow": ()}
 
 
 def _not_a_flag(word: str, has_value: str, known: dict[str, bool]) -> Exception:

@@ -11,9 +11,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.report import PROCESSOR, TRAINING_THREAD, make_table
-from benchmarks.statistics import paired_ratio
 from benchmarks.steps.overhead_worker import OURS, Samples
 from benchmarks.steps.workloads import near_empty, transformer
+from drivetrain.core.statistics import paired_ratio
 from drivetrain.parallel.accelerator import num_devices
 from tests.gpu_smoke.devices import left_s
 from tests.gpu_smoke.rows import PASS, Row

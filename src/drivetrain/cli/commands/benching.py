@@ -6,12 +6,7 @@ from typing import Annotated
 
 import typer
 
-verbs = typer.Typer(help="Measure collectives on your own ranks.", no_args_is_help=True)
-
-
-@verbs.callback()
-def _group() -> None:
-    """So that `collectives` is a verb of its own even while it is the only one."""
+verbs = typer.Typer(help="Measure collectives and scaling on your own ranks.", no_args_is_help=True)
 
 
 @verbs.command(
@@ -74,3 +69,68 @@ def collectives(  # noqa: PLR0913, PLR0917 - each is a flag
         cluster_file,
     )
     raise typer.Exit(run_collectives(typed, context.args))
+
+
+@verbs.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[FLAGS]",
+)
+def scaling(  # noqa: PLR0913, PLR0917 - each is a flag
+    context: typer.Context,
+    strategies: Annotated[
+        str, typer.Option(help="Ours, each beside its bare engine: ddp, fsdp.")
+    ] = "ddp,fsdp",
+    beside: Annotated[
+        str,
+        typer.Option(help="Other libraries: horovod, ray, none; default: those installed."),
+    ] = "installed",
+    mode: Annotated[str, typer.Option(help="weak, strong or both.")] = "both",
+    sizes: Annotated[
+        str, typer.Option(help="Numbers of ranks, such as 1,2,4; default: powers of two and all.")
+    ] = "",
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Samples a step: of each rank (weak), of all together (strong)."),
+    ] = None,
+    emulate_compute: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            help="Wait so long for --batch-size samples instead of computing: for many ranks on "
+            "few cores. It measures synchronisation, not devices.",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of a block.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Blocks of every arm, in each pass.")] = 10,
+    passes: Annotated[int, typer.Option(help="Through the sizes, up and down by turns.")] = 2,
+    width: Annotated[int, typer.Option(help="Of the decoder that is trained.")] = 64,
+    layers: Annotated[int, typer.Option(help="Of the decoder.")] = 4,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a sample.")] = 32,
+    json_file: Annotated[str | None, typer.Option("--json", help="File to write.")] = None,
+    plot_file: Annotated[str | None, typer.Option("--plot", help="Picture to write.")] = None,
+) -> None:
+    """Measure weak and strong scaling, ours next to bare DDP, FSDP2, Horovod and Ray Train.
+
+    Other flags are those of `drivetrain train` that start ranks: --nproc-per-node, --nnodes, --on …
+    All arms take turns on the same ranks. Every arm's losses are compared with those of one
+    process on the same samples; exit code 1 when they are others.
+    """
+    from drivetrain.cli.bench import TypedScaling, run_scaling
+
+    typed = TypedScaling(
+        strategies,
+        beside,
+        mode,
+        sizes,
+        batch_size,
+        emulate_compute,
+        steps,
+        rounds,
+        passes,
+        width,
+        layers,
+        sequence_length,
+        json_file,
+        plot_file,
+    )
+    raise typer.Exit(run_scaling(typed, context.args))

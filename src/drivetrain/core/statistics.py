@@ -9,7 +9,7 @@ from statistics import median
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MedianInterval:
     """A median with the 95% interval of its bootstrap."""
 
     value: float
@@ -17,20 +17,34 @@ class Estimate:
     high: float
 
 
-def paired_ratio(samples: Sequence[float], baseline: Sequence[float]) -> Estimate:
+def paired_ratio(samples: Sequence[float], baseline: Sequence[float]) -> MedianInterval:
     """The median over rounds of sample / baseline: what both suffered in a round cancels."""
     return bootstrap([a / b for a, b in zip(samples, baseline, strict=True)])
 
 
-def paired_difference(samples: Sequence[float], baseline: Sequence[float]) -> Estimate:
+def paired_difference(samples: Sequence[float], baseline: Sequence[float]) -> MedianInterval:
     """The median over rounds of sample - baseline."""
     return bootstrap([a - b for a, b in zip(samples, baseline, strict=True)])
 
 
-def bootstrap(values: Sequence[float], resamples: int = 4000, seed: int = 0) -> Estimate:
+def bootstrap(values: Sequence[float], resamples: int = 4000, seed: int = 0) -> MedianInterval:
     """The median, and between which values it falls in 95% of resamples."""
     draw = random.Random(seed)  # noqa: S311 - statistics, not secrets
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(resamples))
-    return Estimate(
+    return MedianInterval(
         median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
     )
+
+
+def ratio_of_medians(
+    samples: Sequence[float], baseline: Sequence[float], resamples: int = 4000, seed: int = 0
+) -> MedianInterval:
+    """Of samples that have no partner: each side is resampled by itself."""
+    draw = random.Random(seed)  # noqa: S311 - as above
+    found = sorted(
+        median(draw.choices(samples, k=len(samples)))
+        / median(draw.choices(baseline, k=len(baseline)))
+        for _ in range(resamples)
+    )
+    value = median(samples) / median(baseline)
+    return MedianInterval(value, found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1])

@@ -1,0 +1,151 @@
+"""Ray Train's turn: a TorchTrainer with workers of its own. `python -m … ray_arm REQUEST`.
+
+The loop is the bare one, on a model that Ray's `prepare_model` has wrapped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from drivetrain.scaling.request import ScalingRequest, Setting
+from drivetrain.scaling.turns import Turns, reach_store
+
+_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NODE_")
+"""What our ranks know of themselves; Ray's workers are others."""
+_TAIL = 3000
+_ASK = "ray/ask"
+_PATIENCE = timedelta(hours=2)
+_END_S = 60
+_PLENTY = 1024
+"""Processors that Ray is told of: how many workers there are is up to the sizes."""
+
+
+@dataclass
+class RayDriver:
+    """On rank 0: Ray on this node, from the first size to the last; each gets workers anew."""
+
+    asked: ScalingRequest
+    store: Any
+    where: tuple[str, int]
+    """Host and port of the store, for the workers."""
+    process: subprocess.Popen[bytes]
+    log: Path
+    _number: int = 0
+
+    def start_workers(self, setting: Setting, key: str, turns: Turns) -> None:
+        """As many as ranks, ready to take turns."""
+        config = {
+            "asked": self.asked.to_json(),
+            "setting": asdict(setting),
+            "store": list(self.where),
+            "key": key,
+        }
+        self.store.set(f"{_ASK}/{self._number}", json.dumps(config))
+        self._number += 1
+        turns.wait_until_ready(
+            lambda: self.process.poll() is None, lambda: self.log.read_text()[-_TAIL:]
+        )
+
+    def end(self) -> None:
+        self.store.set(f"{_ASK}/{self._number}", "")
+
+
+@contextmanager
+def ray_driver(asked: ScalingRequest, store: Any, where: tuple[str, int]) -> Iterator[RayDriver]:
+    """In a process of its own: Ray's workers know nothing of our ranks."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(_OF_RANKS)}
+    # only this machine reaches it; a token in the user's home would make the head ask for it
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder) / "driver.log"
+        command = [sys.executable, "-m", "drivetrain.scaling.ray_arm", *map(str, where), folder]
+        with log.open("w") as file:
+            process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+        driver = RayDriver(asked, store, where, process, log)
+        try:
+            yield driver
+        finally:
+            driver.end()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait(_END_S)
+
+
+def _train_loop(config: dict[str, Any]) -> None:
+    """One of Ray's workers."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from ray.train.torch import get_device, prepare_model
+
+    from drivetrain.parallel.accelerator import accelerator_of
+    from drivetrain.scaling.bare import Run
+    from drivetrain.scaling.workload import Workload
+
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    asked = ScalingRequest.from_json(config["asked"])
+    workload = Workload(asked, Setting(**config["setting"]))
+    device = get_device()
+    accelerator, rank = accelerator_of(device), dist.get_rank()
+    model = prepare_model(workload.model())
+    optimizer = workload.optimizer(model.parameters())
+    run = Run(model, optimizer, workload.batches(rank, device))
+
+    def block() -> float:
+        dist.barrier()
+        began_s = time.perf_counter()
+        run(asked.steps_per_block)
+        accelerator.synchronize()
+        return (time.perf_counter() - began_s) / asked.steps_per_block
+
+    store = reach_store(*config["store"])
+    Turns(store, config["key"], workload.setting.num_ranks).take(rank, block, run.losses)
+
+
+def main() -> None:
+    """`… HOST PORT FOLDER`: train whenever asked to, until asked to end."""
+    import ray
+    import torch
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    host, port, folder = sys.argv[1:]
+    store = reach_store(host, int(port))
+    ray.init(address="local", num_cpus=_PLENTY, include_dashboard=False, _temp_dir=f"{folder}/ray")
+    number = 0
+    while True:
+        store.wait([f"{_ASK}/{number}"], _PATIENCE)
+        text = store.get(f"{_ASK}/{number}")
+        if not text:
+            break
+        config = json.loads(text)
+        config["threads"] = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 0
+        num_workers = config["setting"]["num_ranks"]
+        TorchTrainer(
+            _train_loop,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(
+                num_workers=num_workers, use_gpu=torch.cuda.is_available()
+            ),
+            run_config=RunConfig(name=f"scaling-{number}", storage_path=folder),
+        ).fit()
+        number += 1
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
