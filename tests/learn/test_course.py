@@ -67,6 +67,7 @@ def test_what_needs_no_ranks(name: str, tmp_path: Path) -> None:
             assert row.is_right, (attempt.name, row.found)
 
 
+@pytest.mark.slow
 def test_core_on_real_ranks(tmp_path: Path) -> None:
     """One solution, and mistakes of several kinds."""
     ring = exercise_named("ring_allreduce")
@@ -79,6 +80,7 @@ def test_core_on_real_ranks(tmp_path: Path) -> None:
         assert row.is_right, (name, row.found)
 
 
+@pytest.mark.slow
 def test_deadlock_names_who_waits_for_whom(tmp_path: Path) -> None:
     attempt = next(a for a in ATTEMPTS if a.mistake == "all ranks send before they receive")
     with pytest.raises(Shortcoming) as told:
