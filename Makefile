@@ -13,7 +13,7 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
   gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray recording rehearsals resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -75,6 +75,9 @@ accelerator:                      ## the test device (tests/accelerator), built 
 
 on-device: accelerator            ## the tests on the test device
 	PYTHONPATH=build/accelerator $(BIN)/pytest tests/accelerator -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+course:                           ## every template, solution and wrong attempt of `drivetrain learn` through its check (minutes)
+	$(BIN)/python -m tests.learn.course
 
 gpu-smoke:                        ## on a machine with GPUs, in ten minutes: parity, resume, a kill, bitwise, overhead; one report
 	$(BIN)/python -m tests.gpu_smoke build/gpu-smoke.md

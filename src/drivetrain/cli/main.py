@@ -12,6 +12,7 @@ from drivetrain.cli.commands import (
     benching,
     checking,
     checkpoints,
+    learning,
     looking,
     planning,
     running,
@@ -33,6 +34,7 @@ app.add_typer(checking.certificate_verbs, name="verify")
 app.add_typer(checkpoints.verbs, name="checkpoint")
 app.add_typer(tuning.verbs, name="tune")
 app.add_typer(benching.verbs, name="bench")
+app.add_typer(learning.verbs, name="learn")
 
 
 def _show_version(value: bool) -> None:

@@ -1,0 +1,71 @@
+"""Learn distributed training by writing it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+verbs = typer.Typer(
+    help="Write distributed training yourself: exercises, checked on real processes.",
+    no_args_is_help=True,
+)
+ExerciseName = Annotated[
+    str,
+    typer.Argument(
+        metavar="[EXERCISE]", help="Default: the last one checked, or the first not passed."
+    ),
+]
+
+
+@verbs.command(name="list")
+def list_all() -> None:
+    """All phases and exercises."""
+    from drivetrain.cli.learn import show_list
+
+    show_list()
+
+
+@verbs.command()
+def start(
+    phase: Annotated[str, typer.Argument(metavar="PHASE", help="1, 2 …")],
+) -> None:
+    """Copy a phase's templates and guidelines to this folder; overwrites nothing."""
+    from drivetrain.cli.learn import start_phase
+
+    start_phase(phase)
+
+
+@verbs.command()
+def check(
+    exercise: ExerciseName = "",
+    phase: Annotated[str, typer.Option(help="All exercises of a phase.")] = "",
+) -> None:
+    """Run an exercise's checks on real processes; exit code 1 when something is not right yet."""
+    from drivetrain.cli.learn import check_exercises
+
+    raise typer.Exit(check_exercises(exercise, phase))
+
+
+@verbs.command()
+def hint(exercise: ExerciseName = "") -> None:
+    """A hint for what the last check found; again for the next one."""
+    from drivetrain.cli.learn import show_hint
+
+    show_hint(exercise)
+
+
+@verbs.command()
+def solution(exercise: ExerciseName = "") -> None:
+    """Write the solution into solutions/, after a try of your own."""
+    from drivetrain.cli.learn import write_solution
+
+    write_solution(exercise)
+
+
+@verbs.command()
+def progress() -> None:
+    """What is done, and scores beside the solution's and the physical limit."""
+    from drivetrain.cli.learn import show_progress
+
+    show_progress()

@@ -1,0 +1,43 @@
+"""`drivetrain learn`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivetrain.cli.say import say
+from drivetrain.learn import session
+from drivetrain.learn.exercises import Exercise, exercise_named, exercises_of, phase_numbered
+from drivetrain.learn.folder import LearnerFolder
+
+
+def show_list() -> None:
+    session.list_exercises(say)
+
+
+def start_phase(phase: str) -> None:
+    session.start(phase_numbered(phase), Path.cwd(), say)
+
+
+def check_exercises(name: str, phase: str, here: Path | None = None) -> int:
+    """One, those of a phase, or the next that is not passed; the exit code."""
+    folder = LearnerFolder.around(here or Path.cwd())
+    asked = exercises_of(phase_numbered(phase)) if phase else [_asked(name, folder)]
+    return 0 if session.check(asked, folder, say) else 1
+
+
+def show_hint(name: str) -> None:
+    folder = LearnerFolder.around(Path.cwd())
+    session.give_hint(_asked(name, folder), folder, say)
+
+
+def write_solution(name: str) -> None:
+    folder = LearnerFolder.around(Path.cwd())
+    session.give_solution(_asked(name, folder), folder, say)
+
+
+def show_progress() -> None:
+    session.tell_progress(LearnerFolder.around(Path.cwd()), say)
+
+
+def _asked(name: str, folder: LearnerFolder) -> Exercise:
+    return exercise_named(name) if name else session.exercise_at_hand(folder)

@@ -1,0 +1,289 @@
+"""A learner's file on real ranks: what came back, what was sent, or why it did not get so far."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from drivetrain.core.errors import WorkerFailure
+from drivetrain.core.text import readable_bytes
+from drivetrain.learn.flow import Flow, RankLog, RankRecord, read_record
+from drivetrain.testing import run_ranks
+
+_TIMEOUT_S = 45.0
+_IMPORTS_S = 300.0
+"""For what all ranks import once; on a busy machine that is most of the first check."""
+
+
+class Shortcoming(Exception):
+    """What is not right yet, in a learner's words; `hint` names the hint that fits."""
+
+    def __init__(
+        self, hint: str, expected: str, found: str, *, where: str = "", picture: str = ""
+    ) -> None:
+        super().__init__(found)
+        self.hint = hint
+        self.expected = expected
+        self.found = found
+        self.where = where
+        self.picture = picture
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks returned and sent."""
+
+    results: list[Any]
+    records: list[RankRecord]
+
+    def flow(self, section: str = "") -> Flow:
+        return Flow(
+            tuple(record.sections.get(section, RankLog(record.rank)) for record in self.records)
+        )
+
+    @property
+    def sections(self) -> list[str]:
+        return [name for name in self.records[0].sections if name]
+
+
+def run_on_ranks(
+    file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any] = ()
+) -> Outcome:
+    """`scenario(learner's module, recorder, *args)` on every rank; Shortcoming when one fails."""
+    with tempfile.TemporaryDirectory(prefix="drivetrain-learn-") as folder:
+        logs = [Path(folder) / f"{rank}.jsonl" for rank in range(num_ranks)]
+        failure = ""
+        results: list[Any] = []
+        _import_once()
+        try:
+            results = run_ranks(
+                _on_rank, num_ranks, _TIMEOUT_S, args=(str(file), folder, scenario, tuple(args))
+            )
+        except WorkerFailure as error:
+            failure = str(error)
+        outcome = Outcome(results, [read_record(log, rank) for rank, log in enumerate(logs)])
+    if "still running" in failure and not all(record.has_begun for record in outcome.records):
+        raise WorkerFailure(f"{failure}, before they reached {file.name}; is the machine busy?")
+    if failure:
+        raise _why(outcome, file, failure)
+    _refuse_careless(outcome, file)
+    return outcome
+
+
+@cache
+def _import_once() -> None:
+    """So that the time limit is the learner's code's own."""
+    run_ranks(_nothing, 1, _IMPORTS_S)
+
+
+def _nothing() -> None:
+    pass
+
+
+def load(file: Path) -> ModuleType:
+    """The learner's file, afresh."""
+    spec = importlib.util.spec_from_file_location(f"learner_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_this_process(file: Path, function: Callable[[ModuleType], Any]) -> Any:
+    """For what needs no ranks; a mistake is told as one on a rank would be."""
+    try:
+        return function(load(file))
+    except Shortcoming:
+        raise
+    except NotImplementedError as error:
+        raise _todo(str(error), file, _line_in(error, file)) from error
+    except Exception as error:
+        raise _crash(
+            type(error).__name__, str(error), file, _line_in(error, file), "this process"
+        ) from error
+
+
+def _on_rank(file: str, folder: str, scenario: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    from drivetrain.learn.recording import Recorder
+
+    # What gloo and torch print when a rank dies is explained by the check, from the ranks' logs.
+    quiet = os.open(Path(folder) / f"{dist.get_rank()}.stderr", os.O_WRONLY | os.O_CREAT)
+    os.dup2(quiet, 2)
+    recorder = Recorder(Path(folder) / f"{dist.get_rank()}.jsonl", Path(file))
+    recorder.install()
+    try:
+        module = load(Path(file))
+        result = scenario(module, recorder, *args)
+    except BaseException as error:
+        recorder.error(error, _line_in(error, Path(file)))
+        raise
+    recorder.stop()
+    _wait_for_others(Path(folder))
+    return result
+
+
+def _wait_for_others(folder: Path) -> None:
+    """By files: a message of ours could be taken for one that the learner's code waits for."""
+    (folder / f"{dist.get_rank()}.done").touch()
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while len(list(folder.glob("*.done"))) < dist.get_world_size():
+        if time.monotonic() > deadline_s:
+            return
+        time.sleep(0.005)
+
+
+def _line_in(error: BaseException, file: Path) -> int:
+    if isinstance(error, SyntaxError) and error.lineno:
+        return error.lineno
+    lines = [
+        frame.lineno or 0
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(file)
+    ]
+    return lines[-1] if lines else 0
+
+
+def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
+    """The first cause, of all that the ranks left behind."""
+    errors = {record.rank: record.error for record in outcome.records if record.error}
+    for error in errors.values():
+        if error["error"] == "NotImplementedError":
+            return _todo(error["text"], file, error["line"])
+    for name in ["", *outcome.sections]:
+        mismatch = _size_mismatch(outcome.flow(name), file, name)
+        if mismatch is not None:
+            return mismatch
+    mismatch = _collective_mismatch(outcome, file)
+    if mismatch is not None:
+        return mismatch
+    for rank, error in errors.items():
+        if error["error"] != "Stuck" and "Connection closed" not in error["text"]:
+            return _crash(error["error"], error["text"], file, error["line"], f"rank {rank}")
+    if errors or "still running" in failure:
+        return _deadlock(outcome, file)
+    return Shortcoming("crash", "every rank ends by itself", failure.splitlines()[0])
+
+
+def _todo(text: str, file: Path, line: int) -> Shortcoming:
+    where = f"{file.name}:{line}" if line else file.name
+    found = f"{text or 'a TODO'} is still to be written ({where})"
+    return Shortcoming("todo", "every TODO replaced by code", found)
+
+
+def _crash(kind: str, text: str, file: Path, line: int, where: str) -> Shortcoming:
+    at = f"{file.name}:{line}: {_source_line(file, line)}" if line else file.name
+    found = f"{where} raised {kind}: {text.strip() or 'without a message'}\n{at}"
+    return Shortcoming("crash", "the code runs to its end", found)
+
+
+def _source_line(file: Path, line: int) -> str:
+    lines = file.read_text().splitlines()
+    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+
+
+def _last_section(outcome: Outcome) -> str:
+    """The one that was under way when the ranks stopped."""
+    sections = [list(record.sections)[-1] for record in outcome.records]
+    order = ["", *max((list(r.sections) for r in outcome.records), key=len)]
+    return min(sections, key=order.index)
+
+
+def _deadlock(outcome: Outcome, file: Path) -> Shortcoming:
+    name = _last_section(outcome)
+    flow = outcome.flow(name)
+    waiting = flow.waiting()
+    if not waiting:
+        return Shortcoming(
+            "endless",
+            "the code ends within seconds",
+            f"{file.name} was still computing",
+            where=name,
+        )
+    finished = [
+        f"rank {log.rank} waits for nothing: it has left the exchange"
+        for log in flow.logs
+        if not log.pending
+    ]
+    return Shortcoming(
+        "deadlock",
+        "every message that is waited for is sent, and every one that is sent is received",
+        "\n".join(waiting + finished),
+        where=f"{flow.num_ranks} ranks, {name}" if name else f"{flow.num_ranks} ranks",
+        picture=flow.picture(),
+    )
+
+
+def _size_mismatch(flow: Flow, file: Path, name: str) -> Shortcoming | None:
+    found = flow.mismatched()
+    if not found:
+        return None
+    source, target, send, receive = found[0]
+    return Shortcoming(
+        "size-mismatch",
+        f"rank {target} receives as many bytes as rank {source} sends",
+        f"rank {source} sent {readable_bytes(send.num_bytes)} ({file.name}:{send.line}), rank"
+        f" {target} made room for {readable_bytes(receive.num_bytes)} ({file.name}:{receive.line})",
+        where=name,
+    )
+
+
+def _collective_mismatch(outcome: Outcome, file: Path) -> Shortcoming | None:
+    """The first collective that is not the same on all ranks that got so far."""
+    for name in ["", *outcome.sections]:
+        logs = outcome.flow(name).logs
+        for calls in zip(*(log.collectives for log in logs), strict=False):
+            if len({(call.kind, call.num_bytes) for call in calls}) > 1:
+                found = [
+                    f"rank {log.rank}: {call.kind} of {readable_bytes(call.num_bytes)}"
+                    f" ({file.name}:{call.line})"
+                    for log, call in zip(logs, calls, strict=True)
+                ]
+                return Shortcoming(
+                    "collective-mismatch",
+                    "all ranks call the same collectives in the same order, with equal sizes",
+                    "\n".join(found),
+                    where=name,
+                )
+    return None
+
+
+def _refuse_careless(outcome: Outcome, file: Path) -> None:
+    """What may have gone well by luck."""
+    for name in ["", *outcome.sections]:
+        flow = outcome.flow(name)
+        mismatch = _size_mismatch(flow, file, name)
+        if mismatch is not None:
+            raise mismatch
+        for log in flow.logs:
+            for call in log.calls.values():
+                _refuse_careless_call(call, log.rank, file, name)
+
+
+def _refuse_careless_call(call: Any, rank: int, file: Path, name: str) -> None:
+    where = f"rank {rank}, {file.name}:{call.line}"
+    if not call.is_done:
+        raise Shortcoming(
+            "not-waited",
+            "every request of isend, irecv and async_op=True is waited for",
+            f"{where}: nobody called wait() on this {call.kind}",
+            where=name,
+        )
+    if call.has_changed:
+        raise Shortcoming(
+            "changed-in-flight",
+            "a tensor stays as it is from isend until wait()",
+            f"{where}: the tensor that was being sent was changed before wait()",
+            where=name,
+        )

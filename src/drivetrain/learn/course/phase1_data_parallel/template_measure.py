@@ -1,0 +1,25 @@
+"""Exercise measure: the latency and bandwidth of a link.
+
+Guidelines: guidelines.md, part 7. Check: drivetrain learn check measure
+"""
+
+import torch  # noqa: F401
+import torch.distributed as dist  # noqa: F401
+
+
+def measure(sizes: list[int]) -> dict[int, float]:
+    """Seconds that one message of each size (in bytes) takes from rank 0 to rank 1.
+
+    Called on both of two ranks; what rank 0 returns counts.
+    """
+    # TODO 1: ping-pong; several times per size.
+    raise NotImplementedError("TODO 1 of measure")
+
+
+def fit_line(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
+    """Latency in seconds and bandwidth in bytes per second: seconds = latency + size / bandwidth.
+
+    One of the points may be an outlier.
+    """
+    # TODO 2: the line.
+    raise NotImplementedError("TODO 2 of fit_line")

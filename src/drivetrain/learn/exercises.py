@@ -1,0 +1,116 @@
+"""The exercises in their order, and where their material lies."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.learn.verdict import Passed
+
+COURSE = Path(__file__).parent / "course"
+
+_COMMON_HINTS = COURSE / "hints.yaml"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A folder of exercises."""
+
+    number: int
+    folder: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One file that a learner writes."""
+
+    name: str
+    phase: Phase
+    title: str
+    check_name: str
+    """module:function in `checks/`."""
+
+    @property
+    def file(self) -> str:
+        """Where the learner has it, below their folder."""
+        return f"{self.phase.folder}/template_{self.name}.py"
+
+    @property
+    def template(self) -> Path:
+        return COURSE / self.file
+
+    @property
+    def solution(self) -> Path:
+        return COURSE / "solutions" / self.phase.folder / f"{self.name}.py"
+
+    @cached_property
+    def hints(self) -> dict[str, str]:
+        """By what a check found; those that begin with "step" are given one after another."""
+        own: dict[str, Any] = _read(COURSE / self.phase.folder / "hints.yaml")
+        return {**_read(_COMMON_HINTS), **own[self.name]}
+
+    def check(self, file: Path) -> Passed:
+        """Raise Shortcoming, or say what was shown."""
+        module, function = self.check_name.split(":")
+        checks = importlib.import_module(f"drivetrain.learn.checks.{module}")
+        passed: Passed = getattr(checks, function)(file)
+        return passed
+
+
+def _read(file: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(file.read_text())
+    return values
+
+
+PHASES = (Phase(1, "phase1_data_parallel", "One node: data parallel training"),)
+
+_ONE = PHASES[0]
+
+EXERCISES = (
+    Exercise("data_loader", _ONE, "Every sample once, on any number of ranks", "data_loader:check"),
+    Exercise("trainer", _ONE, "Average gradients, weighted by tokens", "trainer:check"),
+    Exercise("naive_allreduce", _ONE, "All-reduce through rank 0", "all_reduce:check_naive"),
+    Exercise("tree_allreduce", _ONE, "All-reduce along a tree", "all_reduce:check_tree"),
+    Exercise(
+        "halving_allreduce", _ONE, "All-reduce by recursive halving", "all_reduce:check_halving"
+    ),
+    Exercise("ring_allreduce", _ONE, "All-reduce around a ring", "all_reduce:check_ring"),
+    Exercise("measure", _ONE, "Measure latency and bandwidth", "measure:check"),
+)
+
+
+def exercise_named(name: str) -> Exercise:
+    """By its name, or by its file's, as a shell completes it."""
+    wanted = Path(name).stem.removeprefix("template_")
+    for exercise in EXERCISES:
+        if exercise.name == wanted:
+            return exercise
+    names = ", ".join(exercise.name for exercise in EXERCISES)
+    raise ConfigError([Problem("exercise", "there is none of this name", f"choose: {names}", name)])
+
+
+def phase_numbered(text: str) -> Phase:
+    """By its number, or by its folder's name."""
+    wanted = text.strip().lower().removeprefix("phase")
+    for phase in PHASES:
+        if text in (phase.folder, phase.folder + "/") or wanted == str(phase.number):
+            return phase
+    numbers = ", ".join(str(phase.number) for phase in PHASES)
+    raise ConfigError([Problem("phase", "there is no such phase", f"choose: {numbers}", text)])
+
+
+def exercises_of(phase: Phase) -> list[Exercise]:
+    return [exercise for exercise in EXERCISES if exercise.phase == phase]
+
+
+def solution_scores() -> dict[str, dict[str, float]]:
+    """What the solutions reach, as `make course` measured it: by exercise and by quantity."""
+    scores: dict[str, dict[str, float]] = _read(COURSE / "scores.yaml")
+    return scores

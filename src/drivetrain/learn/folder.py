@@ -1,0 +1,102 @@
+"""The learner's folder: templates to fill in, and what has been done, in `.learn.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.learn.exercises import COURSE, PHASES, Exercise, Phase, exercises_of
+
+_STATE = ".learn.json"
+
+
+@dataclass
+class ExerciseState:
+    """What happened with one exercise so far."""
+
+    num_tries: int = 0
+    is_passed: bool = False
+    scores: dict[str, float] = field(default_factory=dict)
+    """The best so far, by quantity: 1.0 is the limit."""
+    last_hint: str = ""
+    """What the last check found."""
+    checked_at_s: float = 0.0
+    hints_given: list[str] = field(default_factory=list)
+
+
+class LearnerFolder:
+    """Where a learner works."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def around(cls, here: Path) -> LearnerFolder:
+        """This folder or one above it: commands also work inside a phase's folder."""
+        for path in (here, *here.parents):
+            if (path / _STATE).is_file():
+                return cls(path)
+        rule = "no exercises were started here"
+        raise ConfigError(
+            [Problem("folder", rule, "drivetrain learn start 1 begins with phase 1", str(here))]
+        )
+
+    def start(self, phase: Phase) -> list[Path]:
+        """Copy what is not there yet; nothing of the learner's is ever overwritten."""
+        source = COURSE / phase.folder
+        files = [
+            (source / "guidelines.md", f"{phase.folder}/guidelines.md"),
+            *((each.template, each.file) for each in exercises_of(phase)),
+            (COURSE / f"test_phase{phase.number}.py", f"test_phase{phase.number}.py"),
+        ]
+        written = []
+        for original, name in files:
+            target = self.path / name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(original.read_text())
+                written.append(target)
+        if not (self.path / _STATE).exists():
+            self._save({})
+        return written
+
+    def file_of(self, exercise: Exercise) -> Path:
+        """The learner's file, or where it should be."""
+        path = self.path / exercise.file
+        if not path.is_file():
+            remedy = f"drivetrain learn start {exercise.phase.number} copies the templates"
+            raise ConfigError([Problem("exercise", "its file is not there", remedy, exercise.file)])
+        return path.resolve()
+
+    def has_started(self, phase: Phase) -> bool:
+        return (self.path / phase.folder).is_dir()
+
+    @property
+    def started(self) -> list[Phase]:
+        return [phase for phase in PHASES if self.has_started(phase)]
+
+    def state_of(self, exercise: Exercise) -> ExerciseState:
+        return self._states().get(exercise.name, ExerciseState())
+
+    def remember(self, exercise: Exercise, state: ExerciseState) -> None:
+        self._save({**self._states(), exercise.name: state})
+
+    def _states(self) -> dict[str, ExerciseState]:
+        file = self.path / _STATE
+        try:
+            read = json.loads(file.read_text())
+            return {name: ExerciseState(**values) for name, values in read.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            remedy = "delete it; your files stay, and `drivetrain learn check` fills it again"
+            raise ConfigError(
+                [Problem(str(file), "is damaged", remedy, has_value=False)]
+            ) from error
+
+    def _save(self, states: dict[str, ExerciseState]) -> None:
+        values = {name: asdict(state) for name, state in states.items()}
+        fresh = self.path / f"{_STATE}.new"
+        fresh.write_text(json.dumps(values, indent=1) + "\n")
+        os.replace(fresh, self.path / _STATE)

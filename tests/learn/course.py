@@ -1,0 +1,134 @@
+"""Every template, solution and wrong attempt through its check: `make course` writes the tables.
+
+`python -m tests.learn.course EXERCISE …` checks those only. What was found is kept by exercise in
+benchmarks/results/course.yaml, from which docs/learn.md and the solutions' scores are written.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.learn.attempt import Shortcoming
+from drivetrain.learn.exercises import COURSE, EXERCISES, Exercise, exercise_named
+from drivetrain.learn.verdict import Passed
+from tests.learn.wrong_attempts import ATTEMPTS
+
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "learn.md"
+RESULTS = _ROOT / "benchmarks" / "results" / "course.yaml"
+_BEGIN, _END = "<!-- checked -->", "<!-- end of checked -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file through its check."""
+
+    exercise: Exercise
+    kind: str
+    expected: str
+    found: str
+    took_s: float
+    passed: Passed | None = None
+
+    @property
+    def is_right(self) -> bool:
+        return self.found == self.expected
+
+
+def checked(exercise: Exercise, file: Path, kind: str, expected: str) -> Row:
+    begin_s = time.monotonic()
+    passed, found = None, "passes"
+    try:
+        passed = exercise.check(file)
+    except Shortcoming as shortcoming:
+        found = shortcoming.hint
+    return Row(exercise, kind, expected, found, time.monotonic() - begin_s, passed)
+
+
+def rows_of(exercise: Exercise, folder: Path) -> Iterator[Row]:
+    yield checked(exercise, exercise.solution, "solution", "passes")
+    yield checked(exercise, exercise.template, "template", "todo")
+    for attempt in ATTEMPTS:
+        if attempt.exercise == exercise.name:
+            yield checked(exercise, attempt.write(folder), attempt.mistake, attempt.hint)
+
+
+def table(results: dict[str, Any]) -> str:
+    wrong = [
+        (name, row)
+        for name, result in results.items()
+        for row in result["rows"]
+        if row["file"] not in ("solution", "template")
+    ]
+    right = sum(row["found"] == row["expected"] for _, row in wrong)
+    lines = [
+        f"{len(results)} solutions pass, {len(results)} templates fail, and {right} of {len(wrong)}"
+        " wrong attempts get the hint that fits.",
+        "",
+        "| exercise | mistake | hint |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {name} | {row['file']} | {row['found']} |" for name, row in wrong]
+    lines += ["", "| exercise | scored | solution |", "| --- | --- | --- |"]
+    lines += [
+        f"| {name} | {what} | {share:.0%} |"
+        for name, result in results.items()
+        for what, share in result["scores"].items()
+    ]
+    return "\n".join(lines)
+
+
+def keep(rows: list[Row]) -> None:
+    """Into the results; and into the page, once there are some of every exercise."""
+    results: dict[str, Any] = yaml.safe_load(RESULTS.read_text()) if RESULTS.exists() else {}
+    results[rows[0].exercise.name] = {
+        "scores": {
+            score.what: round(score.share, 4)
+            for row in rows
+            for score in (row.passed.scores if row.passed else ())
+        },
+        "rows": [
+            {"file": r.kind, "expected": r.expected, "found": r.found, "took_s": round(r.took_s, 1)}
+            for r in rows
+        ],
+    }
+    RESULTS.write_text(yaml.safe_dump(results, allow_unicode=True, sort_keys=False))
+    in_order = {each.name: results[each.name] for each in EXERCISES if each.name in results}
+    if len(in_order) == len(EXERCISES):
+        scores = {name: each["scores"] for name, each in in_order.items() if each["scores"]}
+        note = "# What the solutions reach of each limit; written by `make course`.\n"
+        (COURSE / "scores.yaml").write_text(note + yaml.safe_dump(scores, allow_unicode=True))
+        before, rest = PAGE.read_text().split(_BEGIN)
+        after = rest.split(_END)[1]
+        PAGE.write_text(f"{before}{_BEGIN}\n\n{table(in_order)}\n\n{_END}{after}")
+
+
+def main(names: list[str]) -> int:
+    exercises = [exercise_named(name) for name in names] or list(EXERCISES)
+    num_wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for exercise in exercises:
+            rows = []
+            for row in rows_of(exercise, Path(folder)):
+                mark = "ok   " if row.is_right else "WRONG"
+                said = row.found if row.is_right else f"{row.found}, not {row.expected}"
+                print(
+                    f"{mark} {exercise.name}: {row.kind}: {said} ({row.took_s:.1f} s)", flush=True
+                )
+                rows.append(row)
+            num_wrong += sum(not row.is_right for row in rows)
+            if all(row.is_right for row in rows):
+                keep(rows)
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
