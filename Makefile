@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages patterns plan-memory plan-published plan-time ray recording rehearsals resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -37,7 +37,7 @@ lock:                             ## write constraints.txt: the newest versions 
 	mv build/constraints.txt constraints.txt
 
 ci:                               ## all that CI runs, what takes one core side by side; .ci/run makes its environment first
-	$(MAKE) --jobs 2 --output-sync=target lint types layers docs build wheel-check accelerator
+	$(MAKE) --jobs 2 --output-sync=target build wheel-check types docs lint layers accelerator
 	$(MAKE) check-tests on-device
 	$(MAKE) --jobs 2 --output-sync=target slow drills
 
@@ -67,7 +67,7 @@ build:                            ## wheel and sdist, into dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-wheel-check: build                ## the wheel in an environment of its own, the README's quick start and the tour with it
+wheel-check: build                ## the wheel in an environment of its own, and the README's quick start with it
 	.ci/wheel-check $(PYTHON) build/wheel-check
 
 accelerator:                      ## the test device (tests/accelerator), built once and kept in build/accelerator
@@ -131,6 +131,9 @@ campaign:                         ## all 300; results land in benchmarks/results
 
 ledger:                           ## 20 runs of every kind: does the ledger add up to the wall clock?
 	$(BIN)/python -m tests.drills.ledger_check benchmarks/results/ledger
+
+parameter-server:                 ## parameter servers next to ddp and local SGD, ten seeds, on equal and unequal ranks (minutes)
+	$(BIN)/python -m benchmarks parameter-server --output benchmarks/results/parameter_server
 
 streams:                          ## every stream and sampler, counted sample by sample through kills and resizes, into docs/streams.md
 	$(BIN)/python -m tests.streams.table benchmarks/results/streams docs/streams.md

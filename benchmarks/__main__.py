@@ -13,6 +13,7 @@ from benchmarks.faults.scale import run_scale
 from benchmarks.faults.supervision import run_supervision
 from benchmarks.links.collectives import run_collectives
 from benchmarks.links.slow_link import run_slow_link
+from benchmarks.parameter_server.bench import run_parameter_server
 from benchmarks.plan.time import run_plan_time
 from benchmarks.reading.bench import run_reading
 from benchmarks.steps import campaign
@@ -47,6 +48,11 @@ BENCHMARKS = {
     ),
     "sentinel": Benchmark("comparing the replicas of the model", 60, campaign.run_sentinel),
     "replay": Benchmark("computing a step twice, and comparing", 60, campaign.run_replay),
+    "parameter-server": Benchmark(
+        "parameter servers next to ddp and local SGD: staleness, slow ranks (rounds: seeds)",
+        10,
+        lambda folder, rounds, _: run_parameter_server(folder, rounds),
+    ),
     "stream": Benchmark("comparing what ranks read of a stream", 300, campaign.run_stream),
     "recording": Benchmark("the recorder and all sinks", 40, campaign.run_recording),
     "save": Benchmark(

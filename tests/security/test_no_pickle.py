@@ -46,6 +46,7 @@ ALLOWED = {
     ("parallel/world.py", "objects"): RANKS,
     ("parallel/pipeline/pipelined.py", "objects"): RANKS,
     ("strategies/horovod/rendezvous.py", "objects"): RANKS,
+    ("strategies/parameter_server/strategy.py", "objects"): RANKS,
     ("train/evaluate.py", "objects"): RANKS,
     ("train/outputs.py", "objects"): RANKS,
     ("checkpoint/checkpointer.py", "objects"): RANKS,

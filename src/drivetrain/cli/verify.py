@@ -1,14 +1,16 @@
-"""`drivetrain verify resume`, `drivetrain verify parity` and `drivetrain drill`."""
+"""`drivetrain verify resume|parity|curve` and `drivetrain drill`."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.cli.say import say
 from drivetrain.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -73,6 +75,37 @@ def verify_parity(argv: tuple[str, ...], layouts: str, steps: int, *, as_json: b
     else:
         _show_parity(console, certificate)
     return 0 if certificate.holds else 1
+
+
+def write_curve(runs: Sequence[str], metric: str, path: str) -> None:
+    """Of several seeds, for `verify_curve`."""
+    from drivetrain.verify import curve
+
+    expected = curve.collect(runs, metric)
+    curve.write(expected, path)
+    say(f"{path}: {metric} of {len(runs)} runs at {len(expected.steps)} steps")
+
+
+def verify_curve(runs: Sequence[str], path: str) -> int:
+    """Every step, and the verdict; 1 when one is outside."""
+    from drivetrain.verify import curve
+
+    if not path or len(runs) != 1:
+        rule, remedy = "one run and --expected FILE, or several and --write FILE", "add one"
+        raise ConfigError([Problem("RUN", rule, remedy, " ".join(runs))])
+    expected = curve.read(path)
+    points = curve.judge(runs[0], expected)
+    say(f"{runs[0]}: {expected.metric}, against {len(expected.curves)} seeds")
+    say(f"{'step':>8}  {'value':>10}  between")
+    for point in points:
+        mark = "" if point.holds else "  outside"
+        say(f"{point.step:>8}  {point.value:>10.6g}  {point.low:.6g} and {point.high:.6g}{mark}")
+    num_outside = sum(not point.holds for point in points)
+    if num_outside:
+        say(f"another curve: {num_outside} of {len(points)} values are outside")
+        return 1
+    say("as expected: every value is within the seeds' prediction interval")
+    return 0
 
 
 def _show_parity(console: Console, certificate: ParityCertificate) -> None:

@@ -123,6 +123,8 @@ def main() -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    from drivetrain.parallel.accelerator import num_devices
+
     host, port, folder = sys.argv[1:]
     store = reach_store(host, int(port))
     ray.init(address="local", num_cpus=_PLENTY, include_dashboard=False, _temp_dir=f"{folder}/ray")
@@ -138,9 +140,7 @@ def main() -> None:
         TorchTrainer(
             _train_loop,
             train_loop_config=config,
-            scaling_config=ScalingConfig(
-                num_workers=num_workers, use_gpu=torch.cuda.is_available()
-            ),
+            scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=num_devices() > 0),
             run_config=RunConfig(name=f"scaling-{number}", storage_path=folder),
         ).fit()
         number += 1

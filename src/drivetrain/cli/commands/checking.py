@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from drivetrain.cli.commands import AsJson
+from drivetrain.cli.reading import reading
 
 verbs = typer.Typer()
 
@@ -160,3 +161,29 @@ def parity(
     from drivetrain.cli.verify import verify_parity
 
     raise typer.Exit(verify_parity(tuple(script), layouts, steps, as_json=as_json))
+
+
+@certificate_verbs.command()
+def curve(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories.")],
+    expected: Annotated[
+        str, typer.Option(help="A file that --write has made: hold the run against it.")
+    ] = "",
+    write: Annotated[str, typer.Option(help="Make such a file of runs of several seeds.")] = "",
+    metric: Annotated[str, typer.Option(help="With --write: which curve.")] = "val/loss",
+) -> None:
+    """Hold a run's curve against those of other seeds; exit code 1 when it is not one of them.
+
+    At each step of the file the value must lie in the seeds' prediction interval, at a level that
+    refuses one more seed once in a hundred times.
+
+    drivetrain verify curve runs/seed-1 runs/seed-2 runs/seed-3 --write curve.json
+    drivetrain verify curve runs/new --expected curve.json
+    """
+    from drivetrain.cli.verify import verify_curve, write_curve
+
+    with reading(runs[0]):
+        if write:
+            write_curve(runs, metric, write)
+        else:
+            raise typer.Exit(verify_curve(runs, expected))
