@@ -125,3 +125,18 @@ def test_the_deepspeed_example(tmp_path: Path, settings: str) -> None:
     file = f"parallel.deepspeed.config={folder / settings}.json"
     output = run(tmp_path, *words, file, "max_steps=20", "num_train_epochs=null")
     assert last_loss(output)
+
+
+@pytest.mark.slow
+def test_a_language_model_from_text_to_a_sample(tmp_path: Path) -> None:
+    """A folder of text becomes tokens, a run and a sample."""
+    pytest.importorskip("tokenizers")
+    folder, text = EXAMPLES / "applications/language", str(EXAMPLES.parent / "docs")
+    prepared = run(tmp_path, str(folder / "prepare.py"), "--text", text, "--glob", "*.md")
+    assert "val: " in prepared
+    few = ["max_steps=2", "optimization.warmup_steps=0", "optimization.decay_steps=1"]
+    words = [*LAUNCH, "--run-dir=run", str(folder / "train.py"), *few, "evaluation.max_samples=16"]
+    output = run(tmp_path, *words)
+    assert "step 2/2" in output
+    sampled = run(tmp_path, str(folder / "sample.py"), "run", "The run")
+    assert sampled.startswith("The run")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,19 @@ def test_a_run_is_held_against_the_seeds(
         verify_curve([elsewhere], file)
     with pytest.raises(ConfigError, match="at other steps than"):
         curve.collect([*runs, elsewhere], "val/loss")
+
+
+def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
+    runs = [recorded(tmp_path / f"{n}", [2 + n / 50, 1 + n / 50, 0.5 + n / 50]) for n in range(3)]
+    bad, file = recorded(tmp_path / "bad", [2.0, 9.0, 0.5]), str(tmp_path / "curve.json")
+    command = [sys.executable, "-m", "drivetrain", "verify", "curve"]
+    for words, code in (
+        ([*runs, "--write", file], 0),
+        ([runs[0], "--expected", file], 0),
+        ([bad, "--expected", file], 1),
+    ):
+        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (code, ""), done.stdout
 
 
 def test_what_says_too_little_is_refused(tmp_path: Path) -> None:

@@ -112,16 +112,16 @@ def main() -> None:
             "name": "kernel-docs",
             "global_batch_size": 16,
             "micro_batch_size": 8,
-            "max_steps": 240,
+            "max_steps": 100,
             "optimization": {
                 "learning_rate": 3e-3,
                 "lr_scheduler_type": "wsd",
-                "warmup_steps": 20,
-                "decay_steps": 60,
+                "warmup_steps": 10,
+                "decay_steps": 30,
                 "weight_decay": 0.1,
                 "max_grad_norm": 1.0,
             },
-            "evaluation": {"every_steps": 40, "batch_size": 16, "max_samples": 256},
+            "evaluation": {"every_steps": 25, "batch_size": 16, "max_samples": 128},
         }
     )
     Trainer(Task(GPT, loss), config).fit(Packed("train"), Packed("val"))

@@ -77,13 +77,14 @@ def verify_parity(argv: tuple[str, ...], layouts: str, steps: int, *, as_json: b
     return 0 if certificate.holds else 1
 
 
-def write_curve(runs: Sequence[str], metric: str, path: str) -> None:
+def write_curve(runs: Sequence[str], metric: str, path: str) -> int:
     """Of several seeds, for `verify_curve`."""
     from drivetrain.verify import curve
 
     expected = curve.collect(runs, metric)
     curve.write(expected, path)
     say(f"{path}: {metric} of {len(runs)} runs at {len(expected.steps)} steps")
+    return 0
 
 
 def verify_curve(runs: Sequence[str], path: str) -> int:

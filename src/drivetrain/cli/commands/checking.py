@@ -183,7 +183,5 @@ def curve(
     from drivetrain.cli.verify import verify_curve, write_curve
 
     with reading(runs[0]):
-        if write:
-            write_curve(runs, metric, write)
-        else:
-            raise typer.Exit(verify_curve(runs, expected))
+        code = write_curve(runs, metric, write) if write else verify_curve(runs, expected)
+    raise typer.Exit(code)
