@@ -128,6 +128,7 @@ def test_the_deepspeed_example(tmp_path: Path, settings: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_language_model_from_text_to_a_sample(tmp_path: Path) -> None:
     """A folder of text becomes tokens, a run and a sample."""
     pytest.importorskip("tokenizers")
