@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -99,3 +101,15 @@ def _plot_training(axis: Any, by_arm: Mapping[str, list[float]], baseline: str) 
     axis.set_ylim(-0.6, len(arms) - 0.4)
     axis.set_yticks(range(len(arms)), arms)
     axis.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+
+
+def machine() -> dict[str, Any]:
+    """What a measurement that is over was made on."""
+    import torch
+
+    return {
+        "cores": os.cpu_count(),
+        "load average at the end": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from benchmarks.report import machine
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.requirements import require
 
@@ -103,7 +103,7 @@ def run_slow_link(output: Path, make_hosts: MakeHosts) -> str:
                 "turns": outcomes[: len(turns)],
                 "runs": outcomes[len(turns) :],
             }
-        raw = {"machine": _machine(), "target": TARGET, "links": by_rate}
+        raw = {"machine": machine(), "target": TARGET, "links": by_rate}
         (output / "samples.json").write_text(json.dumps(raw) + "\n")
     return report(output)
 
@@ -156,17 +156,6 @@ def _environment(rank: int, world_size: int, main_address: str) -> dict[str, str
         "MASTER_ADDR": main_address,
         "MASTER_PORT": str(_PORT),
         "OMP_NUM_THREADS": "1",
-    }
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    return {
-        "cores": os.cpu_count(),
-        "load average at the end": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
     }
 
 

@@ -7,13 +7,12 @@ world: on equal ranks, with one slow rank, and with ranks that are slow in turns
 from __future__ import annotations
 
 import json
-import os
-import platform
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.parameter_server.worker import run_jobs
+from benchmarks.report import machine
 from drivetrain.core.requirements import require
 from drivetrain.core.statistics import MedianInterval, bootstrap, paired_ratio
 from drivetrain.testing import run_ranks
@@ -61,7 +60,7 @@ def run_parameter_server(output: Path, num_seeds: int) -> str:
     results = output / "samples.jsonl"
     results.unlink(missing_ok=True)
     run_ranks(run_jobs, NUM_RANKS, _GIVE_UP_S, args=(_jobs(num_seeds), str(results)))
-    (output / "machine.json").write_text(json.dumps(_machine()) + "\n")
+    (output / "machine.json").write_text(json.dumps(machine()) + "\n")
     return report(output)
 
 
@@ -101,32 +100,21 @@ def _embedding_job(arm: str, changes: dict[str, Any]) -> Job:
     }
 
 
-def _machine() -> dict[str, Any]:
-    import torch
-
-    return {
-        "cores": os.cpu_count(),
-        "load average at the end": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def report(output: Path) -> str:
     """Write table.md and plot.png next to samples.jsonl; the table."""
     outcomes = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
-    machine = json.loads((output / "machine.json").read_text())
-    table = make_table(outcomes, machine)
+    on = json.loads((output / "machine.json").read_text())
+    table = make_table(outcomes, on)
     (output / "table.md").write_text(table)
     _plot([o for o in outcomes if o["part"] == "staleness"], output / "plot.png")
     return table
 
 
-def make_table(outcomes: list[Outcome], machine: dict[str, Any]) -> str:
+def make_table(outcomes: list[Outcome], on: dict[str, Any]) -> str:
     """Medians over seeds with the interval of their bootstrap."""
     trained = [o for o in outcomes if o["part"] == "staleness"]
     seeds = len({o["seed"] for o in trained})
-    said = ", ".join(f"{name} {value}" for name, value in machine.items())
+    said = ", ".join(f"{name} {value}" for name, value in on.items())
     lines = [
         f"{NUM_RANKS} ranks on one machine, gloo; {said}. Computing is emulated by waiting "
         f"{_STEP_S * 1e3:.0f} ms a step; a slow rank waits four times as long, always (one slow) "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from drivetrain.tune.journal import Asked, Ended, Journal, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
 from drivetrain.tune.space import Choice, Space
 from drivetrain.tune.trial_run import Runner, local_job
+from tests.support.evaluated import write_evaluations
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests/scripts/tuned.py")
@@ -222,29 +222,19 @@ def test_a_trial_whose_supervisor_is_killed_again_and_again_has_failed(tmp_path:
     assert ends[2].outcome == "failed"
 
 
-def recorded(run_dir: Path, values: list[tuple[int, float]]) -> None:
-    events = run_dir / "events/00000.jsonl"
-    events.parent.mkdir(parents=True)
-    lines = [
-        {"kind": "scalars", "step": step, "time_s": 1.0 + step, "values": {"val/loss": value}}
-        for step, value in values
-    ]
-    events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-
 def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
     made, finished = runner(tmp_path), Status(JobState.FINISHED, exit_code=0)
-    recorded(made.study.run_dir(0), [(4, 0.5), (8, 0.1), (4, 0.7)])  # the last: done again
+    write_evaluations(made.study.run_dir(0), [(4, 0.5), (8, 0.1), (4, 0.7)])  # the last: done again
     end = made.result(Work(0, 0), finished, 0)
     assert end is not None
     assert (end.outcome, end.step, end.value) == ("done", 8, 0.1)
     straight = runner(tmp_path / "a", promote="stop", generation=1, rungs=(4, 6, 9))
-    recorded(straight.study.run_dir(0), [(4, 0.5), (8, 0.1)])
+    write_evaluations(straight.study.run_dir(0), [(4, 0.5), (8, 0.1)])
     ends = [straight.result(Work(0, rung), finished, 0) for rung in range(4)]
     found = [(end.step, end.value) for end in ends if end is not None]
     assert found == [(4, 0.5), (8, 0.1), (8, 0.1), (8, 0.1)], "a rung has its own evaluation"
     other = runner(tmp_path / "b", metric="accuracy")
-    recorded(other.study.run_dir(0), [(4, 0.5)])
+    write_evaluations(other.study.run_dir(0), [(4, 0.5)])
     with pytest.raises(ConfigError, match="no evaluation of trial 0 has val/accuracy; there: val/"):
         other.result(Work(0, 0), finished, 0)
 
@@ -261,7 +251,7 @@ def test_a_metric_may_be_corrected_until_a_trial_has_a_value(tmp_path: Path) -> 
 
 def test_a_rung_after_the_end_of_the_runs_is_refused(tmp_path: Path) -> None:
     made = runner(tmp_path, rungs=(4, 20), generation=3)
-    recorded(made.study.run_dir(0), [(4, 0.5), (12, 0.4)])
+    write_evaluations(made.study.run_dir(0), [(4, 0.5), (12, 0.4)])
     finished = Status(JobState.FINISHED, exit_code=0)
     assert made.result(Work(0, 0), finished, 0) is not None
     assert made.result(Work(0, 2), finished, 0) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -13,18 +12,13 @@ import pytest
 from drivetrain.cli.verify import verify_curve, write_curve
 from drivetrain.core.errors import ConfigError, DrivetrainError
 from drivetrain.verify import curve
+from tests.support.evaluated import write_evaluations
 
 STEPS = (10, 20, 30)
 
 
 def recorded(folder: Path, values: list[float], steps: tuple[int, ...] = STEPS) -> str:
-    events = folder / "events/00000.jsonl"
-    events.parent.mkdir(parents=True)
-    lines = [
-        {"kind": "scalars", "step": step, "time_s": 1.0, "values": {"val/loss": value}}
-        for step, value in zip(steps, values, strict=True)
-    ]
-    events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_evaluations(folder, zip(steps, values, strict=True))
     return str(folder)
 
 

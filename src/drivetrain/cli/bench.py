@@ -45,16 +45,21 @@ class TypedCollectives:
 
 def run_collectives(typed: TypedCollectives, launcher_args: Sequence[str]) -> int:
     """On the ranks that `launcher_args` start, here or on a target; the exit code."""
+    return _run_on_ranks("drivetrain.collectives.bench", request_of(typed), launcher_args)
+
+
+def _run_on_ranks(
+    module: str, asked: CollectivesRequest | ScalingRequest, launcher_args: Sequence[str]
+) -> int:
     from drivetrain.cli.train import run
 
-    asked = request_of(typed)
     if asked.plot_file is not None:
         from drivetrain.core.requirements import require
 
         require("matplotlib", extra="plan")
     # a rank that fails is not started again: its rows would be of another run
     own = ["--max-restarts", "0", "--spares", "0"]
-    return run([*own, *launcher_args, "-m", "drivetrain.collectives.bench", asked.to_json()])
+    return run([*own, *launcher_args, "-m", module, asked.to_json()])
 
 
 def request_of(typed: TypedCollectives) -> CollectivesRequest:
@@ -154,21 +159,11 @@ class TypedScaling:
     plot_file: str | None
 
 
-# a rank that fails is not started again; while another library starts its processes, ours wait
-_SCALING_RANKS = ("--max-restarts", "0", "--spares", "0", "--stall-timeout", "900")
-
-
 def run_scaling(typed: TypedScaling, launcher_args: Sequence[str]) -> int:
     """On the ranks that `launcher_args` start, here or on a target; the exit code."""
-    from drivetrain.cli.train import run
-
-    asked = scaling_request_of(typed)
-    if asked.plot_file is not None:
-        from drivetrain.core.requirements import require
-
-        require("matplotlib", extra="plan")
-    argv = [*_SCALING_RANKS, *launcher_args, "-m", "drivetrain.scaling.bench", asked.to_json()]
-    return run(argv)
+    # while another library starts its processes, ours wait
+    patient = ["--stall-timeout", "900", *launcher_args]
+    return _run_on_ranks("drivetrain.scaling.bench", scaling_request_of(typed), patient)
 
 
 def scaling_request_of(typed: TypedScaling) -> ScalingRequest:

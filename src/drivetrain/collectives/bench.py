@@ -21,7 +21,7 @@ from drivetrain.collectives.request import (
     exchange_of,
     rank_sets,
 )
-from drivetrain.collectives.show import heading, line, plot, summary, to_dict
+from drivetrain.collectives.show import as_typed, heading, line, plot, say, summary, to_dict
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of, use_device_of
 from drivetrain.parallel.layout import AXES, Layout
@@ -75,11 +75,11 @@ def run(asked: CollectivesRequest) -> list[Measured]:
     }
     title = ", ".join(f"{name} {value}" for name, value in about.items())
     if is_main:
-        _say(f"# {title}")
+        say(f"# {title}")
     found = [_measure_set(asked, each, node_of, accelerator.device) for each in sets]
     if is_main:
         for text in summary(found):
-            _say(text)
+            say(text)
         _write(asked, found, about, title)
     return found
 
@@ -94,12 +94,12 @@ def _measure_set(
     for row in measure(asked, ranks, member):
         rows.append(row)
         if is_main and row.operation != operation:
-            _say("#")
+            say("#")
             for text in heading(ranks, line_rate is not None, row.operation):
-                _say(text)
+                say(text)
         operation = row.operation
         if is_main:
-            _say(line(row, line_rate, rings))
+            say(line(row, line_rate, rings))
     return Measured(ranks, tuple(rows))
 
 
@@ -109,27 +109,16 @@ def _write(
     if asked.json_file is not None:
         document = {**about, "asked": json.loads(asked.to_json()), "sets": to_dict(found)}
         Path(asked.json_file).write_text(json.dumps(document, indent=1) + "\n")
-        _say(f"# written: {_as_typed(Path(asked.json_file))}")
+        say(f"# written: {as_typed(Path(asked.json_file))}")
     if asked.plot_file is not None:
         plot(found, title, asked.line_rate_bytes_per_s, Path(asked.plot_file))
-        _say(f"# written: {_as_typed(Path(asked.plot_file))}")
+        say(f"# written: {as_typed(Path(asked.plot_file))}")
     if asked.cluster_file is not None:
         nodes, path = about["nodes"], Path(asked.cluster_file)
         if write_links(path, exchange_of(found, nodes), nodes, about["ranks"] // nodes):
-            _say(f"# written: {_as_typed(path)}")
+            say(f"# written: {as_typed(path)}")
         else:
-            _say(f"# not written: {_as_typed(path)}; a fit needs all_reduce at two sizes or more")
-
-
-def _as_typed(path: Path) -> Path:
-    """Ranks are told whole paths; those below where they run are shown without that."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text.rstrip() + "\n")
-    sys.stdout.flush()
+            say(f"# not written: {as_typed(path)}; a fit needs all_reduce at two sizes or more")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,15 @@ def _curves(measured: Measured, left: Any, right: Any) -> None:
         if operation in fits:
             fitted = [fits[operation].seconds(size) * 1e6 for size in seconds]
             left.loglog(list(seconds), fitted, "--", lw=0.8, color=colour)
+
+
+def as_typed(path: Path) -> Path:
+    """Ranks are told whole paths; those below where they run are shown without that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def say(text: str) -> None:
+    """A line of a rank's, at once."""
+    sys.stdout.write(text.rstrip() + "\n")
+    sys.stdout.flush()

@@ -29,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from drivetrain._version import __version__
 from drivetrain.cluster.environments import detect
+from drivetrain.collectives.show import as_typed, say
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import Accelerator, accelerator_of, use_device_of
 from drivetrain.scaling import bare
@@ -242,7 +243,7 @@ def run(asked: ScalingRequest) -> list[SizeResult]:
     is_main = rank == 0
     if is_main:
         for text in heading(asked, about):
-            _say(text)
+            say(text)
     with ExitStack() as stack:
         ray = None
         if "ray" in asked.beside and is_main:
@@ -253,7 +254,7 @@ def run(asked: ScalingRequest) -> list[SizeResult]:
         ]
     if is_main:
         for text in summary(lines_of(results)):
-            _say(text)
+            say(text)
         _write(asked, results, about)
     return results
 
@@ -297,11 +298,11 @@ def _measure_mode(
                 bench.store.set(f"{key}/done", "1")
             bench.store.wait([f"{key}/done"], _PATIENCE)
             if bench.is_main:
-                _say(f"# {mode}, pass {number + 1} of {bench.asked.passes}: {size} ranks done")
+                say(f"# {mode}, pass {number + 1} of {bench.asked.passes}: {size} ranks done")
     if bench.is_main:
         _predict(bench, results, exchanges)
         for each in lines_of(list(results.values())):
-            _say(line(each))
+            say(line(each))
     return list(results.values())
 
 
@@ -322,20 +323,10 @@ def _write(asked: ScalingRequest, results: list[SizeResult], about: dict[str, An
     if asked.json_file is not None:
         document = results_document(asked, results, about)
         Path(asked.json_file).write_text(json.dumps(document, indent=1) + "\n")
-        _say(f"# written: {_as_typed(Path(asked.json_file))}")
+        say(f"# written: {as_typed(Path(asked.json_file))}")
     if asked.plot_file is not None:
         plot(lines_of(results), asked, about, Path(asked.plot_file))
-        _say(f"# written: {_as_typed(Path(asked.plot_file))}")
-
-
-def _as_typed(path: Path) -> Path:
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text.rstrip() + "\n")
-    sys.stdout.flush()
+        say(f"# written: {as_typed(Path(asked.plot_file))}")
 
 
 def main() -> None:
