@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from drivetrain._version import __version__
 from drivetrain.cli.commands import (
@@ -53,10 +57,40 @@ def _root(
     pass
 
 
+def with_flags_of(whole: typer.Typer, argv: Collection[str]) -> typer.Typer:
+    """The same verbs, but only those that argv names know their flags; the others are just listed.
+
+    Reading the flags of all verbs takes longer than most of them run.
+    """
+    narrow = copy.copy(whole)
+    narrow.registered_commands = [
+        verb if _name_of(verb) in argv else _just_listed(verb) for verb in whole.registered_commands
+    ]
+    narrow.registered_groups = [copy.copy(group) for group in whole.registered_groups]
+    for group in narrow.registered_groups:
+        if group.typer_instance is not None:
+            group.typer_instance = with_flags_of(group.typer_instance, argv)
+    return narrow
+
+
+def _name_of(verb: CommandInfo) -> str:
+    return verb.name or get_command_name(getattr(verb.callback, "__name__", ""))
+
+
+def _just_listed(verb: CommandInfo) -> CommandInfo:
+    def no_flags() -> None:
+        pass
+
+    no_flags.__doc__ = verb.callback.__doc__
+    listed = copy.copy(verb)
+    listed.name, listed.callback = _name_of(verb), no_flags
+    return listed
+
+
 def main() -> None:
     """The console script: errors on purpose are shown as they are, with their exit code."""
     try:
-        app()
+        with_flags_of(app, sys.argv[1:])()
     except ConfigError as error:
         say(str(error), err=True)
         sys.exit(error.exit_code)
