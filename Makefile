@@ -13,8 +13,8 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults forks fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults figures forks fuzz \
+  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -69,6 +69,9 @@ build:                            ## wheel and sdist, into dist/
 
 wheel-check: build                ## the wheel in an environment of its own, and the README's quick start with it
 	.ci/wheel-check $(PYTHON) build/wheel-check
+
+release:                          ## what a release publishes, into dist/: built twice alike, tried from the wheel, bill of materials, checksums
+	.ci/release $(PYTHON) build/release
 
 accelerator:                      ## the test device (tests/accelerator), built once and kept in build/accelerator
 	$(BIN)/python tests/accelerator/build.py build/accelerator
@@ -198,6 +201,8 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/python -m benchmarks overhead --output benchmarks/results/overhead
 	$(BIN)/python -m benchmarks bitwise --output benchmarks/results/bitwise
 	$(BIN)/python -m benchmarks sentinel --output benchmarks/results/sentinel
+	$(BIN)/python -m benchmarks replay --output benchmarks/results/replay
+	$(BIN)/python -m benchmarks stream --output benchmarks/results/stream
 	$(BIN)/python -m benchmarks recording --output benchmarks/results/recording
 	$(BIN)/python -m benchmarks axes --output benchmarks/results/axes
 	$(BIN)/python -m benchmarks save --output benchmarks/results/save
@@ -210,6 +215,9 @@ bench:                            ## the measurements; results land in benchmark
 	$(BIN)/python -m benchmarks save-plan --output benchmarks/results/save-plan
 	$(BIN)/python -m benchmarks slow-link --output benchmarks/results/slow-link
 	$(BIN)/python -m benchmarks ray --output benchmarks/results/ray
+
+figures:                          ## which figures are older than the code they speak of, the most outdated first
+	$(BIN)/python -m benchmarks.figures
 
 collectives:                      ## `bench collectives` next to plain loops, on 2 to 8 ranks, on shaped links (minutes; needs root)
 	$(BIN)/python -m benchmarks collectives --output benchmarks/results/collectives
