@@ -12,7 +12,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from drivetrain.cli.main import app
+from drivetrain.cli.main import app, with_flags_of
 from drivetrain.core.errors import DrivetrainError
 from drivetrain.record.step_file import HEADER_BYTES, header
 from tests.security.test_jobs import _job
@@ -60,7 +60,8 @@ def small_run(path: Path) -> Path:
 
 def outcome(verb: str, run: Path) -> str:
     """What a verb did: an exit code, or a sentence of an error of ours. Anything else is raised."""
-    result = CliRunner().invoke(app, VERBS[verb](str(run)))
+    argv = VERBS[verb](str(run))
+    result = CliRunner().invoke(with_flags_of(app, argv), argv)
     error = result.exception
     if error is None or isinstance(error, SystemExit):
         return f"exit code {result.exit_code}"

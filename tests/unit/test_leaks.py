@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -26,32 +27,27 @@ LEAKS = {
 }
 
 
-@pytest.mark.parametrize("what", LEAKS)
-def test_a_leak_fails_the_test(pytester: pytest.Pytester, what: str) -> None:
-    import textwrap
+NO_LEAKS = {
+    "nothing": "pass",
+    "a process that has ended, whose exit code nobody asks for": """
+        import subprocess
+        global kept
+        kept = subprocess.Popen(['true'])
+    """,
+}
 
-    body = textwrap.indent(textwrap.dedent(LEAKS[what]), "    ")
-    pytester.makepyfile(
-        f"import pytest\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n{body}\n"
-    )
+
+def test_a_leak_fails_its_test_and_no_other(pytester: pytest.Pytester) -> None:
+    bodies = [*NO_LEAKS.values(), *LEAKS.values()]
+    pytester.makepyfile("import pytest\n" + "\n".join(map(_test_of, range(6), bodies)))
     result = pytester.runpytest_subprocess("-W", "ignore", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines([f"*left behind: {what}*"])
+    result.assert_outcomes(passed=len(bodies), errors=len(LEAKS))
+    result.stdout.fnmatch_lines([f"*left behind: {what}*" for what in LEAKS])
 
 
-def test_a_clean_test_passes(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        "import pytest\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n    pass\n"
-    )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_a_process_that_has_ended_is_none(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        "import pytest, subprocess\n\n@pytest.mark.usefixtures('no_leaks')\ndef test_it():\n"
-        "    global kept\n    kept = subprocess.Popen(['true'])  # nobody asks for its exit code\n"
-    )
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+def _test_of(number: int, body: str) -> str:
+    code = textwrap.indent(textwrap.dedent(body), "    ")
+    return f"@pytest.mark.usefixtures('no_leaks')\ndef test_{number}():\n{code}\n"
 
 
 def test_pythons_own_helper_is_none_however_long_its_command_line(tmp_path: Path) -> None:
