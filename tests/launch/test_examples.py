@@ -141,3 +141,17 @@ def test_a_language_model_from_text_to_a_sample(tmp_path: Path) -> None:
     assert "step 2/2" in output
     sampled = run(tmp_path, str(folder / "sample.py"), "run", "The run")
     assert sampled.startswith("The run")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["resnet18", "resnet50", "vit"])
+def test_images_from_folders(tmp_path: Path, model: str) -> None:
+    """Pictures of any shape become squares, and both ranks count every one of them once."""
+    folder = EXAMPLES / "applications/images"
+    run(tmp_path, str(folder / "data.py"), "pictures")
+    words = ["--model", model, "--width", "16", "--pictures", "pictures", "--size", "32"]
+    few = ["global_batch_size=32", "num_train_epochs=2"]
+    output = run(tmp_path, *LAUNCH, "--run-dir=run", str(folder / "train.py"), *words, *few)
+    assert "evaluated 48 of 48" in output
+    assert "top5" in output
