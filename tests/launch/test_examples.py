@@ -11,6 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCH = ("-m", "drivetrain", "train", "--nproc-per-node=2", "--spares=0")
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 IN_CI = {"tensor"}
 """The others have tests of their own strategy, and are run by `make test`."""
 
@@ -155,3 +156,29 @@ def test_images_from_folders(tmp_path: Path, model: str) -> None:
     output = run(tmp_path, *LAUNCH, "--run-dir=run", str(folder / "train.py"), *words, *few)
     assert "evaluated 48 of 48" in output
     assert "top5" in output
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["ddp", "parameter_server"])
+def test_a_recommender_learns(tmp_path: Path, strategy: str) -> None:
+    script = EXAMPLES / "applications/recommender/train.py"
+    few = ["num_train_epochs=1", f"parallel.strategy={strategy}"]
+    output = run(tmp_path, *LAUNCH, "--run-dir=run", str(script), *few)
+    assert float(output.split("auroc")[-1].split()[0]) == pytest.approx(0.71, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(not FASHION_MNIST.exists(), reason="apt-get install dataset-fashion-mnist")
+def test_pairs_of_all_ranks_are_one_batch(tmp_path: Path) -> None:
+    """The loss of the first steps is that of one process; over a rank's own pairs it is lower."""
+    script = str(EXAMPLES / "applications/contrastive/train.py")
+    losses = {}
+    for ranks, negatives in (("1", "all"), ("2", "all"), ("2", "own")):
+        launch = [*LAUNCH[:3], f"--nproc-per-node={ranks}", f"--run-dir={negatives}-{ranks}"]
+        few = ["--negatives", negatives, "max_steps=20", "optimization.warmup_steps=5"]
+        output = run(tmp_path, *launch, script, *few, "record.logging_steps=20")
+        losses[ranks, negatives] = float(last_loss(output))
+    assert losses["2", "all"] == pytest.approx(losses["1", "all"], rel=1e-3)
+    assert losses["2", "own"] < 0.9 * losses["1", "all"]
