@@ -55,7 +55,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gan", "clip"])
+@pytest.mark.parametrize("name", [pytest.param("gan", marks=pytest.mark.long), "clip"])
 def test_several_models_and_losses_over_the_batch_of_all_ranks(tmp_path: Path, name: str) -> None:
     script = str(EXAMPLES / f"{name}.py")
     words = [*LAUNCH, script, "max_steps=4", "record.logging_steps=4", "evaluation.every_steps=4"]

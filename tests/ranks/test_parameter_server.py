@@ -106,7 +106,7 @@ def _log_every(steps: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "bound"),
     [
-        ("asynchronous", None),
+        pytest.param("asynchronous", None, marks=pytest.mark.long),
         ("stale_synchronous", 2),
         pytest.param("stale_synchronous", 0, marks=pytest.mark.long),
     ],

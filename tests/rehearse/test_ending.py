@@ -34,7 +34,10 @@ def _alive(script: Path) -> list[int]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=[pytest.mark.slow, pytest.mark.long]), signal.SIGKILL],
+)
 def test_none_is_left(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)

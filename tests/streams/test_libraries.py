@@ -48,7 +48,7 @@ def _own_session(monkeypatch: pytest.MonkeyPatch) -> None:
             marks=pytest.mark.long,
         ),
         pytest.param("WebDataset", 2, EXACT, marks=pytest.mark.long),
-        ("WebDataset, `split_by_node`", 0, REFUSED),
+        pytest.param("WebDataset, `split_by_node`", 0, REFUSED, marks=pytest.mark.long),
         pytest.param(
             "WebDataset, `split_by_node`, declared", 2, EXACT_AS_BEFORE, marks=pytest.mark.long
         ),

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.migrations import PAIRS, SCRIPTS, Pair, losses_of, refreshed
 
-QUICK = ["ddp", "lightning", "hf_trainer"]
+QUICK = [pytest.param("ddp", marks=pytest.mark.long), "lightning", "hf_trainer"]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
