@@ -11,7 +11,6 @@ from typing import Any
 from drivetrain.cli.say import hand_on, say
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
-from drivetrain.core.requirements import require
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
@@ -20,7 +19,7 @@ from drivetrain.tune.by_number import grid
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.places import places_for
-from drivetrain.tune.sampling import values_as_words
+from drivetrain.tune.sampling import require_libraries, values_as_words
 from drivetrain.tune.settings import (
     FILE,
     Settings,
@@ -63,7 +62,7 @@ def _of_population(values: dict[str, Any]) -> dict[str, Any]:
 
 def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -> None:
     """Drive a study to its end, from wherever it is."""
-    require("optuna", extra="tune")
+    require_libraries(settings)
     if num_parallel < 1:
         raise ConfigError([Problem("--parallel-trials", "must be at least 1", "1", num_parallel)])
     path = path or f"studies/{Path(settings.script).stem}"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
-from drivetrain.core.requirements import require
 from drivetrain.launch.target import target_type
 from drivetrain.record.reading import open_run
 from drivetrain.record.recorder import Recorder
@@ -26,6 +25,7 @@ from drivetrain.record.session import RUN_DIR
 from drivetrain.tune.driver import Driver
 from drivetrain.tune.journal import Ended, read_journal
 from drivetrain.tune.places import places_for
+from drivetrain.tune.sampling import require_libraries
 from drivetrain.tune.settings import Settings, Study, checked_settings, open_study
 from drivetrain.tune.space import Space, from_dict
 from drivetrain.tune.trial_run import VALUES, Runner, local_job
@@ -70,10 +70,10 @@ class DistributedTuner:
         """Search; the values of the best of so many trials."""
         if VALUES in os.environ:
             self._as_trial(json.loads(os.environ[VALUES]))
-        require("optuna", extra="tune")
         script = _this_script()
         own = {"script": str(script), "script_args": tuple(sys.argv[1:])}
         settings = checked_settings({**self._settings, **own, "num_trials": num_samples})
+        require_libraries(settings)
         path = Path(self._path or f"studies/{script.stem}")
         self.study = open_study(path, settings, self._space)
         target, job = target_type("local")(), local_job(self.study)

@@ -17,7 +17,7 @@ from drivetrain.launch.target import Status
 from drivetrain.tune import decide, fork, population, sampling
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Ended, Journal, Promoted
-from drivetrain.tune.settings import Study
+from drivetrain.tune.settings import Study, left_to_chance
 from drivetrain.tune.trial_run import MOST_RESUMES, SETTLE_S, NoAnswer, Runner
 
 LOCK = "driver.lock"
@@ -58,6 +58,8 @@ class Driver:
         journal, settings = Journal(self.study.path), self.study.settings
         mirror, pins = sampling.Mirror(self.study), fork.Pins(self.study)
         self._refuse_hopeless(journal)
+        if by_chance := left_to_chance(settings, self.study.space):
+            self.say(f"{settings.sampler} draws at random: {', '.join(by_chance)}")
         self._adopt(journal)
         num_judged = 0
         while True:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -104,6 +104,8 @@ class Known:
     """What a warm start has told, as the sampler knows it."""
     as_optuna: dict[int, Any] = field(default_factory=dict)
     """Trials that are over, as the sampler knows them."""
+    notes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What a sampler that evolves has noted with each trial; see sampling.py."""
     points: Any = None
     """What trials are given by their number, where the sampler goes by that."""
 
@@ -144,6 +146,9 @@ class State:
         return self._last.get(trial)
 
 
+Look = Callable[[State, Entry], None]
+
+
 class Journal:
     """The file, and the state it comes to."""
 
@@ -164,8 +169,11 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def read_journal(folder: Path, *, mend: bool = False) -> State:
-    """The state of a study; `mend`: cut off a last line that is not whole."""
+def read_journal(folder: Path, *, mend: bool = False, before: Look | None = None) -> State:
+    """The state of a study; `mend`: cut off a last line that is not whole.
+
+    `before` sees every entry, and the state that it found.
+    """
     path = folder / FILE
     try:
         data = read_bytes(path)
@@ -175,14 +183,13 @@ def read_journal(folder: Path, *, mend: bool = False) -> State:
     state = State()
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            state.take(_entry(parse_json(line)))
+            entry = _ENTRY.validate_python(parse_json(line))
+            if before is not None:
+                before(state, entry)
+            state.take(entry)
         except (ValueError, ValidationError) as error:
             reason = " ".join(str(error).split())[:200]
             raise DamagedRun(f"{path}: line {number} is no entry of a study ({reason})") from None
     if mend and len(whole) < len(data):
         os.truncate(path, len(whole))
     return state
-
-
-def _entry(document: Any) -> Entry:
-    return _ENTRY.validate_python(document)

@@ -3,6 +3,11 @@
 Each trial is asked of an Optuna study and sampler that are made for it, from (seed, trial) and the
 trials before it. A sampler that lived on would carry what it has drawn before, and that is lost
 when the driver dies; this way nothing is.
+
+CMA-ES and NSGA-II note with each trial what later ones go by: its generation, and of CMA-ES the
+whole optimizer, pickled. Such notes are kept in memory only, for nothing that lies in a directory
+is unpickled. A driver that begins draws the journal's trials once more, in the order of its lines:
+that gives the same notes, and shows whether the libraries still draw what they drew.
 """
 
 from __future__ import annotations
@@ -14,14 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.requirements import require
 from drivetrain.tune import by_number, decide, warm_start
-from drivetrain.tune.journal import Asked, State
-from drivetrain.tune.settings import Settings, Study
+from drivetrain.tune.journal import Asked, Entry, State, read_journal
+from drivetrain.tune.settings import EVOLVING, Settings, Study
 from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
 
 _MOST_TRIES = 100
+_NEEDS = {"cmaes": "cmaes", "gp": "scipy", "qmc": "scipy"}
 MIRROR = "optuna.journal"
 """The ended trials once more, for Optuna's own tools; never read here but to be continued."""
 
@@ -48,9 +54,10 @@ def _drawn(study: Study, state: State) -> dict[str, Scalar]:
     optuna = require("optuna", extra="tune")
     earlier = _earlier(study, state, trial)
     for attempt in range(_MOST_TRIES):
+        storage = _after(earlier)
         with quiet(optuna):
             made = optuna.create_study(
-                storage=_after(earlier),
+                storage=storage,
                 sampler=_sampler(
                     optuna, study.settings, _seed(study.settings.seed, trial, attempt)
                 ),
@@ -58,6 +65,8 @@ def _drawn(study: Study, state: State) -> dict[str, Scalar]:
             )
             values = suggested(study.space, made.ask())
         if study.space.allows(values):
+            if study.settings.sampler in EVOLVING:
+                state.known.notes[trial] = storage.notes
             return values
     rule = f"{_MOST_TRIES} draws in a row broke them, for trial {trial}"
     shown = "; ".join(study.space.constraints)
@@ -76,7 +85,19 @@ def _sampler(optuna: Any, settings: Settings, seed: int) -> Any:
         return samplers.RandomSampler(seed=seed)
     if settings.sampler == "gp":
         return samplers.GPSampler(seed=seed, deterministic_objective=True)
+    size = max(2, settings.generation)
+    if settings.sampler == "cmaes":
+        return samplers.CmaEsSampler(seed=seed, popsize=size)
+    if settings.sampler == "nsgaii":
+        return samplers.NSGAIISampler(seed=seed, population_size=size)
     return samplers.TPESampler(seed=seed)
+
+
+def require_libraries(settings: Settings) -> None:
+    """What the sampler needs, or which extra brings it; before anything is begun."""
+    require("optuna", extra="tune")
+    if (module := _NEEDS.get(settings.sampler)) is not None:
+        require(module, extra="tune")
 
 
 def suggested(space: Space, trial: Any) -> dict[str, Scalar]:
@@ -103,6 +124,8 @@ def _earlier(study: Study, state: State, trial: int) -> list[Any]:
     if not study.settings.asks_by_results:
         return []
     known = decide.told(study.settings, trial)
+    if study.settings.sampler in EVOLVING and len(state.known.notes) < trial:
+        state.known.notes = _noted_again(study)
     if state.known.of_earlier_study is None:
         state.known.of_earlier_study = _of_earlier_study(study)
     before = state.known.of_earlier_study
@@ -113,12 +136,29 @@ def _earlier(study: Study, state: State, trial: int) -> list[Any]:
     return found
 
 
+def _noted_again(study: Study) -> dict[int, Mapping[str, Any]]:
+    """By trial, what the sampler has noted: each is drawn again from what was known then."""
+
+    def draw(state: State, entry: Entry) -> None:
+        if not isinstance(entry, Asked) or entry.fork is not None:
+            return
+        values = _drawn(study, state)
+        if values != entry.values:
+            raise DrivetrainError(
+                f"trial {entry.trial} was drawn with {dict(entry.values)}, and with the libraries "
+                f"that are installed now would be drawn with {values}: {study.settings.sampler} "
+                "cannot go on from there; install the versions that began the study"
+            )
+
+    return read_journal(study.path, before=draw).known.notes
+
+
 def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
     """As Optuna has it, made once for a trial that is over."""
     before = state.known.as_optuna
     if is_known and trial in before:
         return before[trial]
-    made = as_optuna(study, state, trial, is_known=is_known)
+    made = as_optuna(study, state, trial, is_known=is_known, notes=state.known.notes.get(trial))
     if made.state.is_finished():
         before[trial] = made
     return made
@@ -132,6 +172,14 @@ def _after(earlier: list[Any]) -> Any:
     in_memory: Any = require("optuna", extra="tune").storages.InMemoryStorage
 
     class After(in_memory):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.notes: dict[str, Any] = {}
+
+        def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+            super().set_trial_system_attr(trial_id, key, value)
+            self.notes[key] = value
+
         def get_trial(self, trial_id: int) -> Any:
             found = super().get_trial(trial_id)
             found.number = len(earlier)
@@ -159,7 +207,14 @@ def _of_earlier_study(study: Study) -> list[Any]:
     ]
 
 
-def as_optuna(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
+def as_optuna(
+    study: Study,
+    state: State,
+    trial: int,
+    *,
+    is_known: bool,
+    notes: Mapping[str, Any] | None = None,
+) -> Any:
     """A trial as Optuna has it; a trial that was left at a rung is `pruned` there."""
     optuna = require("optuna", extra="tune")
     states = optuna.trial.TrialState
@@ -180,6 +235,7 @@ def as_optuna(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
         params=values,
         distributions={key: distribution(optuna, study.space.parameters[key]) for key in values},
         intermediate_values=rungs,
+        system_attrs=dict(notes or {}),
     )
 
 

@@ -21,11 +21,13 @@ from drivetrain.core.files import write_whole
 from drivetrain.tune.by_number import grid
 from drivetrain.tune.journal import read_journal
 from drivetrain.tune.perturb import Rule, key_problems
-from drivetrain.tune.space import Space, from_dict
+from drivetrain.tune.space import Choice, Space, from_dict
 
 FILE = "study.json"
 Stopping = Literal["successive-halving", "hyperband", "median", "none"]
 Mode = Literal["min", "max"]
+EVOLVING = ("cmaes", "nsgaii")
+"""Samplers whose generations follow from each other; one of theirs is one of the study's."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Settings:
     processes_per_trial: int = 1
     metric: str = "loss"
     mode: Mode = "min"
-    sampler: Literal["tpe", "random", "gp", "qmc", "grid"] = "tpe"
+    sampler: Literal["tpe", "random", "gp", "cmaes", "nsgaii", "qmc", "grid"] = "tpe"
     seed: int = 0
     schedule: Literal["deterministic", "eager"] = "deterministic"
     generation: int = 8
@@ -76,7 +78,7 @@ class Settings:
     @property
     def asks_by_results(self) -> bool:
         """Whether a trial's values depend on results of earlier ones."""
-        return self.sampler in ("tpe", "gp")
+        return self.sampler in ("tpe", "gp", *EVOLVING)
 
     @property
     def num_replaced(self) -> int:
@@ -139,8 +141,9 @@ def problems(settings: Settings) -> list[Problem]:
         found.append(Problem("--factor", "must be at least 2", "--factor 3", settings.factor))
     if settings.patience is not None and settings.patience < 1:
         found.append(Problem("--patience", "must be at least 1", "--patience 3", settings.patience))
-    if settings.warm_start and not settings.asks_by_results:
-        rule, remedy = f"--sampler {settings.sampler} goes by no results", "--sampler tpe"
+    if settings.warm_start and settings.sampler not in ("tpe", "gp"):
+        what = "results but its own generations'" if settings.sampler in EVOLVING else "results"
+        rule, remedy = f"--sampler {settings.sampler} goes by no {what}", "--sampler tpe"
         found.append(Problem("--warm-start", rule, remedy, settings.warm_start))
     return found + _rung_problems(settings)
 
@@ -199,7 +202,7 @@ def _population_problems(settings: Settings) -> list[Problem]:
 def open_study(path: Path, settings: Settings, space: Space) -> Study:
     """Write a new study down, or see that the one that is there is this one."""
     unfit = key_problems(space) if settings.population else []
-    unfit += _grid_problems(settings, space)
+    unfit += [*_grid_problems(settings, space), *_number_problems(settings, space)]
     if found := [*problems(settings), *_said_twice(settings, space), *unfit]:
         raise ConfigError(found)
     if (path / FILE).exists():
@@ -216,6 +219,23 @@ def _grid_problems(settings: Settings, space: Space) -> list[Problem]:
         return []
     rule = f"the grid has {size} combinations"
     return [Problem("--trials", rule, "leave it out", settings.num_trials)]
+
+
+def _number_problems(settings: Settings, space: Space) -> list[Problem]:
+    if settings.sampler != "cmaes" or len(left_to_chance(settings, space)) < len(space.parameters):
+        return []
+    rule = "searches numbers that every trial has, and the space has none"
+    return [Problem("--sampler", rule, "--sampler tpe", settings.sampler)]
+
+
+def left_to_chance(settings: Settings, space: Space) -> list[str]:
+    """Keys that the sampler draws at random, whatever the results are."""
+    return [
+        key
+        for key, parameter in space.parameters.items()
+        if (settings.sampler in (*EVOLVING, "gp") and parameter.when)
+        or (settings.sampler == "cmaes" and isinstance(parameter, Choice))
+    ]
 
 
 def is_study(address: str) -> bool:

@@ -44,7 +44,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     metric: Annotated[str, typer.Option(help="Of the evaluations: loss, accuracy …")] = "loss",
     mode: Annotated[str, typer.Option(help="min or max.")] = "min",
     sampler: Annotated[
-        str, typer.Option(help="tpe, random, gp, qmc or grid (every combination).")
+        str, typer.Option(help="tpe, random, gp, cmaes, nsgaii, qmc, grid (every combination).")
     ] = "tpe",
     seed: Annotated[int, typer.Option(help="Every draw follows from it.")] = 0,
     schedule: Annotated[
