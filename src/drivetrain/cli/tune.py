@@ -18,6 +18,7 @@ from drivetrain.tune import decide, fork, lineage, rows, warm_start
 from drivetrain.tune.by_number import grid
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
+from drivetrain.tune.pareto import values_of
 from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import require_libraries, values_as_words
 from drivetrain.tune.settings import (
@@ -39,7 +40,24 @@ def settings_from(values: dict[str, Any]) -> Settings:
     except ValueError:
         remedy = "--rungs 20,60"
         raise ConfigError([Problem("--rungs", "not steps", remedy, values["rungs"])]) from None
-    return checked_settings({**values, "rungs": rungs, **_of_population(values)}, "--")
+    found = {**values, "rungs": rungs, **_of_population(values), **_objectives(values)}
+    return checked_settings(found, "--")
+
+
+def _objectives(values: dict[str, Any]) -> dict[str, Any]:
+    """`--objective NAME:min`, once for each; the first is what --metric and --mode say else."""
+    said = values.pop("objectives", None) or []
+    if not said:
+        return {}
+    if (values["metric"], values["mode"]) != ("loss", "min"):
+        rule, remedy = "--objective says all of them", "leave --metric and --mode out"
+        raise ConfigError([Problem("--metric", rule, remedy, values["metric"])])
+    pairs = [each.partition(":") for each in said]
+    if wrong := [name for name, _, mode in pairs if not name or mode not in ("", "min", "max")]:
+        rule, remedy = "not NAME:min or NAME:max", "--objective loss:min --objective time_s:min"
+        raise ConfigError([Problem("--objective", rule, remedy, wrong[0])])
+    found = [{"metric": name, "mode": mode or "min"} for name, _, mode in pairs]
+    return {**found[0], "further": tuple(found[1:])}
 
 
 def _of_population(values: dict[str, Any]) -> dict[str, Any]:
@@ -80,13 +98,13 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     warm_start.keep(study, earlier)
     runner = Runner(study, request.target, job, places)
     try:
-        best = Driver(study, runner, num_parallel, _say_now).run()
+        Driver(study, runner, num_parallel, _say_now).run()
     except KeyboardInterrupt:
         say("trials that run go on by themselves; the same command adopts them", err=True)
         say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)
         sys.exit(130)
     show(path, None)
-    if best is None:
+    if not decide.best(settings, read_journal(study.path)):
         raise DrivetrainError("no trial has come to a value")
 
 
@@ -168,7 +186,9 @@ def _line(study: Study, state: State) -> str:
     words = [f"{over}/{settings.num_trials} trials", str(study.path), settings.sampler]
     if settings.population:
         words[0] = f"{over}/{len(state.asked)} trials of {settings.population} members"
-    if best is not None:
+    if settings.further and decide.best(settings, state):
+        words.append(rows.on_front(study, rows.rows_of(study, state)))
+    elif best is not None:
         words.append(f"best {settings.metric} {best.value:.6g} (trial {best.trial})")
     return "  ".join(words)
 
@@ -178,6 +198,9 @@ def verify(path: str, trial: int | None) -> int:
     study = load_study(Path(path))
     state = read_journal(study.path)
     best = decide.winner(study.settings, state)
+    if trial is None and study.settings.further and decide.best(study.settings, state):
+        rule = "a study of several objectives has no best trial"
+        raise ConfigError([Problem("--trial", rule, "name one of the front", has_value=False)])
     if trial is None and best is None:
         raise DrivetrainError("no trial has come to a value")
     number = best.trial if trial is None and best is not None else trial
@@ -210,15 +233,18 @@ def show(path: str, trial: int | None) -> None:
     if trial is not None:
         _show_one(study, found, trial)
         return
-    sign = 1 if study.settings.mode == "min" else -1
-    found.sort(key=lambda row: (-(row.rung or 0), row.value is None, sign * (row.value or 0)))
     say(_line(study, state))
-    say(f"{'trial':>5}  {'state':<10}  {'step':>6}  {study.settings.metric:>10}  values")
-    for row in found:
-        value = "" if row.value is None else f"{row.value:.6g}"
+    names = [each.metric for each in study.settings.objectives]
+    heads = "  ".join(f"{name:>10}" for name in names)
+    say(f"{'trial':>5}  {'state':<10}  {'step':>6}  {heads}  values")
+    for row in rows.best_first(study, found):
+        values = [f"{row.objectives[name]:.6g}" if row.objectives else "" for name in names]
+        value = "  ".join(
+            f"{each:>{max(10, len(n))}}" for n, each in zip(names, values, strict=True)
+        )
         shown = " ".join(f"{short_key(key)}={short_value(v)}" for key, v in row.values.items())
         mark = "  *" if row.is_best else ""
-        say(f"{row.trial:>5}  {row.state:<10}  {row.step:>6}  {value:>10}  {shown}{mark}")
+        say(f"{row.trial:>5}  {row.state:<10}  {row.step:>6}  {value}  {shown}{mark}")
     if study.settings.population:
         say("lineage")
         state = read_journal(study.path)
@@ -234,10 +260,12 @@ def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:
     if row is None:
         remedy = f"0 to {len(found) - 1}" if found else "none was begun"
         raise ConfigError([Problem("--trial", "no such trial", remedy, trial)])
-    say(f"trial {trial}: {row.state}{'  (the best)' if row.is_best else ''}")
+    place = "  (on the Pareto front)" if study.settings.further else "  (the best)"
+    say(f"trial {trial}: {row.state}{place if row.is_best else ''}")
     ended = read_journal(study.path).ended
     for end in (ended[at] for at in sorted(ended) if at[0] == trial):
-        value = "" if end.value is None else f"  {study.settings.metric} {end.value:.17g}"
+        pairs = zip(study.settings.objectives, values_of(study.settings, end), strict=False)
+        value = "".join(f"  {each.metric} {value:.17g}" for each, value in pairs)
         say(f"rung {end.rung}: {end.outcome}  step {end.step}{value}  {end.reason}".rstrip())
     say(f"run directory: {row.run_dir}")
     if row.fork is not None:

@@ -110,6 +110,12 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
             rule = "a function cannot be paused, spread over ranks or warm-started from outside"
             remedy = "write it as a script with load_config(), and use `drivetrain tune`"
             problems.append(Problem(name, rule, remedy, settings[name]))
+    if settings.get("further"):
+        rule, remedy = (
+            "tune() returns the values of one best trial",
+            "`drivetrain tune --objective`",
+        )
+        problems.append(Problem("further", rule, remedy, has_value=False))
     known = Settings.__dataclass_fields__.keys() - {"script", "script_args", "num_trials"}
     for name in settings.keys() - known:
         problems.append(Problem(name, "is no setting of a study", ", ".join(sorted(known))))

@@ -4,6 +4,7 @@ space.py       which config keys are searched, and over what values
 settings.py    what else decides a study's result; written once
 journal.py     what has happened, append-only; the study's state is a function of it
 stopping.py    rules: who goes on at a rung; pure
+pareto.py      several objectives: the trials that none is better than in all of them; pure
 decide.py      which runs come next, and which trial is best: pure
 sampling.py    values of one trial, by Optuna: a function of (seed, trial, earlier results)
 population.py  of a population: who is left at a rung, and who forks from whom: pure
@@ -15,7 +16,7 @@ places.py      devices or machines that a trial has for itself
 trial_run.py   one trial on a target: submitted, looked at, its result read
 driver.py      brings the two sides together; may be killed at any moment
 warm_start.py  finished trials of an earlier study
-page.py, screen.py, importance.py  a study to be looked at
+page.py, pareto_chart.py, screen.py, importance.py  a study to be looked at
 optuna_trial.py  the same for one trial of Optuna's own loop: `run_trial`
 ray_space.py   Ray Tune's domains as ours
 """

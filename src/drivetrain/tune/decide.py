@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drivetrain.tune import population, stopping
+from drivetrain.tune import pareto, population, stopping
 from drivetrain.tune.journal import Ended, State
 from drivetrain.tune.settings import Settings
 from drivetrain.tune.stopping import best_first
@@ -167,8 +167,15 @@ def _all_asked_and_still(settings: Settings, state: State) -> bool:
 
 
 def winner(settings: Settings, state: State) -> Ended | None:
-    """The best of those that have come furthest."""
+    """The best of those that have come furthest; none of a study of several objectives."""
+    found = best(settings, state)
+    return found[0] if found and not settings.further else None
+
+
+def best(settings: Settings, state: State) -> list[Ended]:
+    """The winner alone, or the trials of the Pareto front."""
     results = [each for each in state.ended.values() if each.outcome == "done"]
+    if settings.further:
+        return pareto.front(settings, results)
     furthest = max((each.rung for each in results), default=0)
-    found = best_first(settings, [each for each in results if each.rung == furthest])
-    return found[0] if found else None
+    return best_first(settings, [each for each in results if each.rung == furthest])[:1]

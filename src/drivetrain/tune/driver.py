@@ -14,7 +14,7 @@ from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, EnvironmentProblem, Problem
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
-from drivetrain.tune import decide, fork, population, sampling
+from drivetrain.tune import decide, fork, pareto, population, sampling
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Ended, Journal, Promoted
 from drivetrain.tune.settings import Study, left_to_chance
@@ -60,6 +60,11 @@ class Driver:
         self._refuse_hopeless(journal)
         if by_chance := left_to_chance(settings, self.study.space):
             self.say(f"{settings.sampler} draws at random: {', '.join(by_chance)}")
+        if settings.is_measured and settings.asks_by_results:
+            self.say(
+                f"{settings.sampler} goes by a time that is measured: trials may be others when "
+                "the study is run again, or on more workers (--sampler random, qmc: the same)"
+            )
         self._adopt(journal)
         num_judged = 0
         while True:
@@ -196,7 +201,9 @@ class Driver:
     def _say_end(self, end: Ended) -> None:
         settings = self.study.settings
         if end.outcome == "done":
-            self.say(f"trial {end.trial}: step {end.step}  {settings.metric} {end.value:.6g}")
+            pairs = zip(settings.objectives, pareto.values_of(settings, end), strict=True)
+            shown = "  ".join(f"{each.metric} {value:.6g}" for each, value in pairs)
+            self.say(f"trial {end.trial}: step {end.step}  {shown}")
         else:
             self.say(f"trial {end.trial}: {end.outcome.replace('_', ' ')}: {end.reason}")
 

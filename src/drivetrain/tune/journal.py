@@ -79,6 +79,8 @@ class Ended:
     step: int = 0
     value: float | None = None
     """Of the metric, at that step; none unless it is done."""
+    objectives: tuple[float, ...] = ()
+    """Where the study has several: the value of each, the metric's first."""
     reason: str = ""
     kind: Literal["ended"] = "ended"
 
@@ -137,8 +139,9 @@ class State:
         if isinstance(entry, Promoted):
             self.promoted.add((entry.trial, entry.rung))
         else:
-            if entry.value is not None and not math.isfinite(entry.value):
-                raise ValueError(f"a value of {entry.value}")
+            for value in (entry.value, *entry.objectives):
+                if value is not None and not math.isfinite(value):
+                    raise ValueError(f"a value of {value}")
             self.ended[entry.trial, entry.rung] = self._last[entry.trial] = entry
 
     def last(self, trial: int) -> Ended | None:
@@ -159,8 +162,8 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """On disk when it returns."""
         said = asdict(entry)
-        if isinstance(entry, Asked):  # what few trials have
-            said = {key: value for key, value in said.items() if value not in (None, ())}
+        few = ("fork", "limits", "objectives")  # what few trials have
+        said = {k: v for k, v in said.items() if k not in few or v not in (None, ())}
         line = json.dumps(said, allow_nan=False) + "\n"
         self.state.take(entry)
         with self._path.open("ab") as file:

@@ -6,14 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from markupsafe import Markup
 
 from drivetrain._version import __version__
-from drivetrain.tune import decide, importance
+from drivetrain.tune import decide, importance, pareto, pareto_chart
 from drivetrain.tune.journal import Ended, State, read_journal
+from drivetrain.tune.pareto_chart import Across
 from drivetrain.tune.rows import Row, rows_of
+from drivetrain.tune.rows import best_first as best_rows_first
 from drivetrain.tune.settings import Study
 from drivetrain.tune.space import Choice, Parameter, Scalar, short_key
 from drivetrain.tune.stopping import best_first
@@ -40,11 +43,7 @@ def study_page(study: Study, made_s: float, *, has_trials: bool = True) -> str:
     """The whole study; without its table of trials: the charts alone."""
     settings, state = study.settings, read_journal(study.path)
     rows = rows_of(study)
-    best = decide.winner(settings, state)
-    sign = 1 if settings.mode == "min" else -1
-    by_value = sorted(
-        rows, key=lambda row: (-(row.rung or 0), row.value is None, sign * (row.value or 0.0))
-    )
+    best = decide.best(settings, state)
     return render(
         "study.html.j2",
         {
@@ -53,12 +52,11 @@ def study_page(study: Study, made_s: float, *, has_trials: bool = True) -> str:
             "verdict": _verdict(study, best),
             "figures": _figures(study, rows),
             "charts": charts(study, state),
-            "rows": by_value if has_trials else [],
+            "rows": best_rows_first(study, rows) if has_trials else [],
             "keys": list(study.space.parameters),
             "short": short_key,
             "number": _shown,
-            "metric": settings.metric,
-            "best": None if best is None else best.trial,
+            "metrics": [each.metric for each in settings.objectives],
             "command": f"drivetrain tune show {study.path}",
             "version": __version__,
             "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
@@ -70,10 +68,14 @@ def _shown(value: Scalar) -> str:
     return number_text(value) if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _verdict(study: Study, best: Ended | None) -> str:
-    if best is None or best.value is None:
+def _verdict(study: Study, found: Sequence[Ended]) -> str:
+    if not found:
         return "No trial has come to a value yet."
-    settings = study.settings
+    settings, best = study.settings, found[0]
+    if settings.further:
+        names = ", ".join(f"{each.metric} ({each.mode})" for each in settings.objectives)
+        trials = "1 trial is" if len(found) == 1 else f"{len(found):,} trials are"
+        return f"Looked for {names}: {trials} on the Pareto front; no other is better in all."
     said = f"Trial {best.trial} is the best: {settings.metric} {best.value:.6g} after step "
     said += f"{best.step:,}."
     if settings.rungs:
@@ -94,6 +96,8 @@ def charts(study: Study, state: State) -> list[Drawing]:
     settings = study.settings
     if not any(end.value is not None for end in state.ended.values()):
         return []
+    if settings.further:
+        return _charts_of_several(study, state)
     rung, results = common_rung(study, state)
     at = f"at step {results[0].step:,}" if results else ""
     drawn = [Drawing("History", f"{settings.metric} of each trial", _history(study, state))]
@@ -101,12 +105,49 @@ def charts(study: Study, state: State) -> list[Drawing]:
         drawn.append(Drawing("Rungs", f"{settings.metric} by step", _curves(study, state)))
     if len(results) > 1:
         note = f"{settings.metric} {at}, {len(results)} trials; the darker the better"
-        drawn.append(Drawing("Parameters", note, _parallel(study, state, results)))
+        axes = [*_parameter_axes(study, state, results), _result_axis(settings.metric, results)]
+        drawn.append(Drawing("Parameters", note, _parallel(axes, results, _by_place(results))))
     found = importance.of(study, state, rung)
     if found:
         note = f"for {settings.metric} {at}, PED-ANOVA over {len(results)} trials"
         drawn.append(Drawing("Importance", note, _bars(found)))
     return drawn
+
+
+def _charts_of_several(study: Study, state: State) -> list[Drawing]:
+    """The front for each pair of objectives; then each objective by itself."""
+    settings, views = study.settings, pareto.views(study, state)
+    done = [end for end in state.ended.values() if end.value is not None]
+    valued = [[e for e in alone.ended.values() if e.value is not None] for _, alone in views]
+    pairs = zip(settings.objectives, valued, strict=True)
+    sides = [Across(number, each, _scale(ends)) for number, (each, ends) in enumerate(pairs)]
+    drawn = []
+    for y, x in combinations(sides, 2):
+        note = f"{y.objective.metric} (upwards) against {x.objective.metric}, {len(done)} trials"
+        drawn.append(Drawing("Pareto front", note, pareto_chart.drawn(settings, done, x, y)))
+    if len(done) > 1:
+        drawn.append(_parameters_of_several(study, state, done, valued))
+    for alone, seen in views:
+        name = alone.settings.metric
+        drawn.append(Drawing("History", f"{name} of each trial", _history(alone, seen)))
+        if found := importance.of(alone, seen, settings.num_rungs - 1):
+            note = f"for {name}, PED-ANOVA over {len(done)} trials"
+            drawn.append(Drawing("Importance", note, _bars(found)))
+    return drawn
+
+
+def _parameters_of_several(
+    study: Study, state: State, done: Sequence[Ended], valued: Sequence[Sequence[Ended]]
+) -> Drawing:
+    settings = study.settings
+    front = pareto.front(settings, done)
+    others = [end for end in done if end not in front]
+    names = [each.metric for each in settings.objectives]
+    axes = [*_parameter_axes(study, state, done), *map(_result_axis, names, valued)]
+    shades = {end.trial: _FAINTEST for end in others}
+    shades |= {end.trial: NUM_SHADES - 1 for end in front}
+    note = f"{len(done)} trials; dark: on the Pareto front"
+    return Drawing("Parameters", note, _parallel(axes, [*front, *others], shades))
 
 
 def common_rung(study: Study, state: State) -> tuple[int, list[Ended]]:
@@ -230,21 +271,28 @@ class _Axis:
     marks: Sequence[tuple[float, str]]
 
 
-def _parallel(study: Study, state: State, results: Sequence[Ended]) -> Markup:
-    axes = [
-        _axis_of(key, parameter, {e.trial: state.asked[e.trial].values for e in results})
-        for key, parameter in study.space.parameters.items()
-    ]
-    axes.append(_result_axis(study, results))
+def _parameter_axes(study: Study, state: State, results: Sequence[Ended]) -> list[_Axis]:
+    values = {end.trial: state.asked[end.trial].values for end in results}
+    return [_axis_of(key, each, values) for key, each in study.space.parameters.items()]
+
+
+def _by_place(results: Sequence[Ended]) -> dict[int, int]:
+    """Of trials in their order, the best in front: the better the darker."""
+    worst = max(1, len(results) - 1)
+    return {
+        end.trial: NUM_SHADES - 1 - round((NUM_SHADES - 1 - _FAINTEST) * place / worst)
+        for place, end in enumerate(results)
+    }
+
+
+def _parallel(axes: Sequence[_Axis], results: Sequence[Ended], shades: Mapping[int, int]) -> Markup:
     drawing, gap = [], 1.0 / max(1, len(axes) - 1)
     for number, _ in enumerate(axes):
         drawing.append(
             Markup('<path class="grid" d="M{} 0V{}"/>').format(across(number * gap), SIZE)
         )
-    worst = max(1, len(results) - 1)
-    for place, end in reversed(list(enumerate(results))):  # the best is drawn last
-        shade = NUM_SHADES - 1 - round((NUM_SHADES - 1 - _FAINTEST) * place / worst)
-        drawing.append(_crossing(axes, end, gap, shade))
+    for end in reversed(results):  # the best is drawn last
+        drawing.append(_crossing(axes, end, gap, shades[end.trial]))
     marks = Markup("").join(
         Markup('<span style="left:{}%;bottom:{}%">{}</span>').format(
             round(number * gap * 100, 1), round(at * 100, 1), word
@@ -276,13 +324,13 @@ def _axis_of(key: str, parameter: Parameter, values: Mapping[int, Mapping[str, S
     return _Axis(short_key(key), {t: scale.place(float(v)) for t, v in numbers.items()}, marks)
 
 
-def _result_axis(study: Study, results: Sequence[Ended]) -> _Axis:
+def _result_axis(name: str, results: Sequence[Ended]) -> _Axis:
     values = np.array([end.value for end in results])
     low, high = float(values.min()), float(values.max())
     scale = Scale(low, high, is_log=low > 0 and high / low > _WIDE)
     places = {end.trial: scale.place(end.value or 0.0) for end in results}
     marks = [(0.0, number_text(low)), (1.0, number_text(high))]
-    return _Axis(study.settings.metric, places, marks)
+    return _Axis(name, places, marks)
 
 
 def _crossing(axes: Sequence[_Axis], end: Ended, gap: float, shade: int) -> Markup:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from drivetrain.tune import decide
+from drivetrain.tune import decide, pareto
 from drivetrain.tune.journal import Fork, State, read_journal
 from drivetrain.tune.settings import Study
 from drivetrain.tune.space import Scalar
@@ -25,9 +25,12 @@ class Row:
     rung: int | None
     step: int
     value: float | None
+    objectives: Mapping[str, float]
+    """By name; the first is `value`."""
     values: Mapping[str, Scalar]
     reason: str
     is_best: bool
+    """Or on the Pareto front."""
     run_dir: str
     fork: Fork | None
     """Of a population: whose checkpoint it begins with; none of those at the roots."""
@@ -36,22 +39,46 @@ class Row:
 def rows_of(study: Study, state: State | None = None) -> list[Row]:
     """Every trial that was asked for."""
     state = read_journal(study.path) if state is None else state
-    best = decide.winner(study.settings, state)
-    number = None if best is None else best.trial
-    return [_row(study, state, trial, number) for trial in range(len(state.asked))]
+    best = {each.trial for each in decide.best(study.settings, state)}
+    return [_row(study, state, trial, trial in best) for trial in range(len(state.asked))]
 
 
-def _row(study: Study, state: State, trial: int, best: int | None) -> Row:
+def best_first(study: Study, rows: Iterable[Row]) -> list[Row]:
+    """Those that came furthest in front; of several objectives, the Pareto front."""
+    sign = 1 if study.settings.mode == "min" else -1
+    has_front = bool(study.settings.further)
+
+    def order(row: Row) -> tuple[int, bool, bool, float]:
+        is_behind = has_front and not row.is_best
+        return -(row.rung or 0), row.value is None, is_behind, sign * (row.value or 0.0)
+
+    return sorted(rows, key=order)
+
+
+def on_front(study: Study, rows: Iterable[Row]) -> str:
+    """Of several objectives: how many, and from where to where."""
+    found = [row.objectives for row in rows if row.is_best]
+    ranges = [
+        f"{name} {min(each[name] for each in found):.4g} to {max(each[name] for each in found):.4g}"
+        for name in (each.metric for each in study.settings.objectives)
+    ]
+    return f"{len(found):,} on the Pareto front: {', '.join(ranges)}"
+
+
+def _row(study: Study, state: State, trial: int, is_best: bool) -> Row:
     last = state.last(trial)
+    names = [each.metric for each in study.settings.objectives]
+    found = () if last is None else pareto.values_of(study.settings, last)
     return Row(
         trial=trial,
         state=_state(study, state, trial),
         rung=None if last is None else last.rung,
         step=0 if last is None else last.step,
         value=None if last is None else last.value,
+        objectives=dict(zip(names, found, strict=False)),
         values=state.asked[trial].values,
         reason="" if last is None else last.reason,
-        is_best=trial == best,
+        is_best=is_best,
         run_dir=str(study.run_dir(trial)),
         fork=state.asked[trial].fork,
     )
@@ -80,9 +107,13 @@ def as_csv(rows: list[Row]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     has_forks = any(row.fork for row in rows)
     origin = ["donor", "forked_at"] if has_forks else []
-    writer.writerow(["trial", "state", "rung", "step", "value", "is_best", *origin, *keys])
+    names = list(dict.fromkeys(name for row in rows for name in row.objectives))
+    several = names if len(names) > 1 else []
+    first = ["trial", "state", "rung", "step", *(several or ["value"]), "is_best"]
+    writer.writerow([*first, *origin, *keys])
     for row in rows:
-        facts: list[Any] = [row.trial, row.state, row.rung, row.step, row.value, row.is_best]
+        results = [row.objectives.get(name) for name in several] if several else [row.value]
+        facts: list[Any] = [row.trial, row.state, row.rung, row.step, *results, row.is_best]
         if has_forks:
             facts += [row.fork.donor, row.fork.step] if row.fork else [None, None]
         writer.writerow([*facts, *(row.values.get(key) for key in keys)])

@@ -21,7 +21,7 @@ from typing import Any
 
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.requirements import require
-from drivetrain.tune import by_number, decide, warm_start
+from drivetrain.tune import by_number, decide, pareto, warm_start
 from drivetrain.tune.journal import Asked, Entry, State, read_journal
 from drivetrain.tune.settings import EVOLVING, Settings, Study
 from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
@@ -61,7 +61,7 @@ def _drawn(study: Study, state: State) -> dict[str, Scalar]:
                 sampler=_sampler(
                     optuna, study.settings, _seed(study.settings.seed, trial, attempt)
                 ),
-                direction=_direction(study.settings),
+                directions=_directions(study.settings),
             )
             values = suggested(study.space, made.ask())
         if study.space.allows(values):
@@ -220,7 +220,7 @@ def as_optuna(
     states = optuna.trial.TrialState
     settings, last = study.settings, state.last(trial)
     values = dict(state.asked[trial].values)
-    kind, value, rungs = states.RUNNING, None, {}
+    kind, found, rungs = states.RUNNING, None, {}
     if is_known and last is not None and decide.is_over(settings, state, trial):
         rungs = _values_at_rungs(settings, state, trial)
         if last.outcome != "done":
@@ -228,10 +228,10 @@ def as_optuna(
         elif last.rung < settings.num_rungs - 1:
             kind = states.PRUNED
         else:
-            kind, value = states.COMPLETE, last.value
+            kind, found = states.COMPLETE, list(pareto.values_of(settings, last))
     return optuna.trial.create_trial(
         state=kind,
-        value=value,
+        values=found,
         params=values,
         distributions={key: distribution(optuna, study.space.parameters[key]) for key in values},
         intermediate_values=rungs,
@@ -255,8 +255,8 @@ def distribution(optuna: Any, parameter: Parameter) -> Any:
     return kinds.FloatDistribution(low, high, log=parameter.log, step=parameter.step)
 
 
-def _direction(settings: Settings) -> str:
-    return "minimize" if settings.mode == "min" else "maximize"
+def _directions(settings: Settings) -> list[str]:
+    return ["minimize" if each.mode == "min" else "maximize" for each in settings.objectives]
 
 
 @contextmanager
@@ -286,7 +286,7 @@ class Mirror:
             self._optuna = optuna.create_study(
                 storage=storage,
                 study_name=Path(study.path).absolute().name,
-                direction=_direction(study.settings),
+                directions=_directions(study.settings),
                 load_if_exists=True,
             )
         self._num_there = len(self._optuna.trials)

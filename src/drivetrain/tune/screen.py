@@ -17,7 +17,7 @@ from drivetrain.record.reading import open_run
 from drivetrain.record.status import status_of
 from drivetrain.tune import decide
 from drivetrain.tune.journal import State, read_journal
-from drivetrain.tune.rows import Row, rows_of
+from drivetrain.tune.rows import Row, best_first, on_front, rows_of
 from drivetrain.tune.settings import Study
 from drivetrain.tune.space import short_key
 from drivetrain.view.series import number_text
@@ -41,11 +41,11 @@ class StudyNow:
         """A screen of at most that size."""
         del width  # rich cuts lines by itself
         ended = [row for row in self.rows if row.value is not None or row.reason]
-        sign = 1 if self.study.settings.mode == "min" else -1
-        ended.sort(key=lambda r: (-(r.rung or 0), r.value is None, sign * (r.value or 0.0)))
+        ended = best_first(self.study, ended)
         room = max(1, height - _HEAD_LINES - max(1, len(self.running)))
         parts: list[RenderableType] = [*self._head(), Text(""), self._running_table(), Text("")]
-        parts.append(_trials_table(ended[:room], self.study.settings.metric))
+        names = [each.metric for each in self.study.settings.objectives]
+        parts.append(_trials_table(ended[:room], names))
         if len(ended) > room:
             parts.append(Text(f"  and {len(ended) - room:,} more", style="dim"))
         if foot:
@@ -60,7 +60,9 @@ class StudyNow:
             f"  {settings.schedule}",
         )
         best = next((row for row in self.rows if row.is_best), None)
-        if best is not None and best.value is not None:
+        if best is not None and settings.further:
+            yield Text(on_front(self.study, self.rows))
+        elif best is not None and best.value is not None:
             found = f"{settings.metric} {best.value:.6g}"
             yield Text.assemble("best ", (found, "bold green"), f"  trial {best.trial}")
         else:
@@ -73,7 +75,7 @@ class StudyNow:
     def _running_table(self) -> RenderableType:
         if not self.running:
             return Text("nothing runs", style="dim")
-        table = _table("running", "step", "loss", "values")
+        table = _table("running", "step", ["loss"], "values")
         for trial, step, last, loss in self.running:
             of = f"/{last:,}" if last else ""
             shown = "" if loss is None else number_text(loss)
@@ -103,20 +105,20 @@ def _running(study: Study, trial: int, state: State) -> tuple[int, int, int | No
     return trial, found.step, found.max_steps, found.loss
 
 
-def _trials_table(rows: list[Row], metric: str) -> RenderableType:
+def _trials_table(rows: list[Row], metrics: list[str]) -> RenderableType:
     if not rows:
         return Text("no trial has come to a value", style="dim")
-    table = _table("trial", "step", metric, "values", "state")
+    table = _table("trial", "step", metrics, "values", "state")
     for row in rows:
-        shown = "" if row.value is None else f"{row.value:.6g}"
+        shown = [f"{row.objectives[n]:.6g}" if n in row.objectives else "" for n in metrics]
         style = "bold green" if row.is_best else ""
-        table.add_row(str(row.trial), f"{row.step:,}", shown, row.state, _values(row), style=style)
+        table.add_row(str(row.trial), f"{row.step:,}", *shown, row.state, _values(row), style=style)
     return table
 
 
-def _table(first: str, step: str, loss: str, values: str, *more: str) -> Table:
+def _table(first: str, step: str, results: list[str], values: str, *more: str) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (first, step, loss):  # values give way, figures do not
+    for name in (first, step, *results):  # values give way, figures do not
         table.add_column(name, justify="right", no_wrap=True, min_width=max(9, len(name)))
     for name in more:
         table.add_column(name, no_wrap=True, min_width=10)

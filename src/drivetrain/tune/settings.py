@@ -30,6 +30,18 @@ EVOLVING = ("cmaes", "nsgaii")
 """Samplers whose generations follow from each other; one of theirs is one of the study's."""
 
 
+MEASURED = ("time_s", "cost")
+"""Objectives that are no metrics: seconds of training, and what the devices cost meanwhile."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One of several things that a study looks for."""
+
+    metric: str
+    mode: Mode = "min"
+
+
 @dataclass(frozen=True)
 class Settings:
     """One study."""
@@ -40,6 +52,8 @@ class Settings:
     processes_per_trial: int = 1
     metric: str = "loss"
     mode: Mode = "min"
+    further: tuple[Objective, ...] = ()
+    """Objectives beside the metric. There is no best trial then but a Pareto front."""
     sampler: Literal["tpe", "random", "gp", "cmaes", "nsgaii", "qmc", "grid"] = "tpe"
     seed: int = 0
     schedule: Literal["deterministic", "eager"] = "deterministic"
@@ -69,6 +83,16 @@ class Settings:
     """A fork's numbers are its donor's times one of these."""
     resample: float = 0.25
     """How likely a fork's value is drawn anew instead."""
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All of them; mostly there is one."""
+        return (Objective(self.metric, self.mode), *self.further)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether an objective is another one on each run of the same trial."""
+        return any(each.metric in MEASURED for each in self.objectives)
 
     @property
     def num_rungs(self) -> int:
@@ -145,7 +169,32 @@ def problems(settings: Settings) -> list[Problem]:
         what = "results but its own generations'" if settings.sampler in EVOLVING else "results"
         rule, remedy = f"--sampler {settings.sampler} goes by no {what}", "--sampler tpe"
         found.append(Problem("--warm-start", rule, remedy, settings.warm_start))
-    return found + _rung_problems(settings)
+    return found + _objective_problems(settings) + _rung_problems(settings)
+
+
+def _objective_problems(settings: Settings) -> list[Problem]:
+    """What goes by one value of a trial, or by a metric of its evaluations."""
+    names = [each.metric for each in settings.objectives]
+    shown = ", ".join(names)
+    if len(set(names)) < len(names):
+        return [Problem("--objective", "named twice", "each once", shown)]
+    if not settings.further and settings.metric not in MEASURED:
+        return []
+    why = f"goes by one metric of the evaluations, and the study looks for {shown}"
+    remedy = "leave it out, or --metric with one of the evaluations' alone"
+    flags = {
+        "--rungs": bool(settings.rungs),
+        "--population": bool(settings.population),
+        "--patience": settings.patience is not None,
+    }
+    found = [Problem(name, why, remedy, has_value=False) for name, said in flags.items() if said]
+    if settings.further and settings.sampler == "cmaes":
+        rule, remedy = "searches for one objective", "--sampler nsgaii, tpe or gp"
+        found.append(Problem("--sampler", rule, remedy, settings.sampler))
+    if settings.further and settings.warm_start:
+        rule, remedy = "tells one objective of each trial", "leave it out"
+        found.append(Problem("--warm-start", rule, remedy, settings.warm_start))
+    return found
 
 
 def _rung_problems(settings: Settings) -> list[Problem]:
@@ -267,7 +316,8 @@ def load_study(path: Path) -> Study:
 
 def _may_change(path: Path) -> set[str]:
     """As long as no trial has a value, none was compared by it."""
-    return {"num_trials"} if read_journal(path).ended else {"num_trials", "metric", "mode"}
+    told = {"num_trials"}
+    return told if read_journal(path).ended else told | {"metric", "mode", "further"}
 
 
 def _refuse_changes(

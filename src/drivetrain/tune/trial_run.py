@@ -44,7 +44,7 @@ from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Outcome
 from drivetrain.tune.places import Anywhere, Places
 from drivetrain.tune.sampling import values_as_words
-from drivetrain.tune.settings import Study
+from drivetrain.tune.settings import MEASURED, Study
 from drivetrain.tune.stopping import config_words
 
 MOST_RESUMES = 100
@@ -179,14 +179,13 @@ class Runner:
         ConfigError where what was said of the study cannot be right for any trial.
         """
         settings = self.study.settings
+        if settings.further or settings.metric in MEASURED:
+            return self._objectives(work, run_dir)
         name = f"val/{settings.metric}"
         scalars = open_run(run_dir).scalars()
         series = scalars.get(name)
         if series is None or not len(series):
-            there = ", ".join(each for each in scalars if each.startswith("val/")) or "none"
-            rule = f"no evaluation of trial {work.trial} has {name}; there: {there}"
-            remedy = "name one of them; until a trial has a value, the same study takes another"
-            raise ConfigError([Problem("--metric", rule, remedy, settings.metric)])
+            raise _no_metric(work.trial, settings.metric, scalars)
         at = len(series) - 1
         last_step = max(_last_step(run_dir), int(series.steps[at]))
         self._refuse_late_rungs(work, last_step)
@@ -197,6 +196,33 @@ class Runner:
         if not math.isfinite(value):
             return Ended(work.trial, work.rung, "not_finite", step, reason=f"{name} is {value}")
         return Ended(work.trial, work.rung, "done", step, value)
+
+    def _objectives(self, work: Work, run_dir: Path) -> Ended:
+        """All of them, at the run's end."""
+        run = open_run(run_dir)
+        scalars, status = run.scalars(), status_of(run, 0.0)
+        found, step = [], status.step
+        for name in (each.metric for each in self.study.settings.objectives):
+            if name == "time_s":
+                found.append(status.ledger.seconds["productive"])
+            elif name == "cost" and status.money is None:
+                rule, remedy = (
+                    "no price is known",
+                    "record.price_per_device_hour=2.5 for each trial",
+                )
+                raise ConfigError([Problem("--objective", rule, remedy, name)])
+            elif name == "cost" and status.money is not None:
+                found.append(status.money.spent)
+            elif (series := scalars.get(f"val/{name}")) is not None and len(series):
+                found.append(float(series.values[-1]))
+            else:
+                raise _no_metric(work.trial, name, scalars)
+        if not all(map(math.isfinite, found)):
+            names = (each.metric for each in self.study.settings.objectives)
+            reason = ", ".join(f"{n} is {v}" for n, v in zip(names, found, strict=True))
+            return Ended(work.trial, work.rung, "not_finite", step, reason=reason)
+        several = tuple(found) if self.study.settings.further else ()
+        return Ended(work.trial, work.rung, "done", step, found[0], several)
 
     def _refuse_late_rungs(self, work: Work, step: int) -> None:
         """A run that ends by itself before a rung would be judged there as if it had come to it."""
@@ -210,6 +236,13 @@ class Runner:
             raise ConfigError(
                 [Problem("--rungs", rule, remedy, ",".join(map(str, settings.rungs)))]
             )
+
+
+def _no_metric(trial: int, name: str, scalars: Iterable[str]) -> ConfigError:
+    there = ", ".join(each for each in scalars if each.startswith("val/")) or "none"
+    rule = f"no evaluation of trial {trial} has val/{name}; there: {there}"
+    remedy = "name one of them; until a trial has a value, the same study takes another"
+    return ConfigError([Problem("--metric", rule, remedy, name)])
 
 
 def _last_step(run_dir: Path) -> int:

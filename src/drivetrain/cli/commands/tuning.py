@@ -43,6 +43,13 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     ] = "",
     metric: Annotated[str, typer.Option(help="Of the evaluations: loss, accuracy …")] = "loss",
     mode: Annotated[str, typer.Option(help="min or max.")] = "min",
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Several, instead of --metric: loss:min, accuracy:max, time_s:min, cost:min; "
+            "a Pareto front is found."
+        ),
+    ] = None,
     sampler: Annotated[
         str, typer.Option(help="tpe, random, gp, cmaes, nsgaii, qmc, grid (every combination).")
     ] = "tpe",
@@ -106,6 +113,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "processes_per_trial": nproc_per_trial,
         "metric": metric,
         "mode": mode,
+        "objectives": objective,
         "sampler": sampler,
         "seed": seed,
         "schedule": schedule,
@@ -179,7 +187,7 @@ def plot(
     study: Folder,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write.")] = "study.html",
 ) -> None:
-    """Draw a study: history, rungs, parallel coordinates, importance of parameters; one page."""
+    """Draw a study: Pareto front, history, rungs, parameters and what each decides; one page."""
     from drivetrain.cli.looking import plot as plot_study
 
     with reading(study):
