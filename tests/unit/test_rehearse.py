@@ -14,7 +14,8 @@ from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import BatchPlan
 from drivetrain.parallel.layout import Layout
-from drivetrain.rehearse.beside_plan import PEAK, Prediction, _candidate, compare
+from drivetrain.plan.of_config import candidate_of
+from drivetrain.rehearse.beside_plan import PEAK, Prediction, compare
 from drivetrain.rehearse.calls import Line, RehearsedCall, here, is_users
 from drivetrain.rehearse.fake_tensor_dispatch import FakeTensorDispatch, LiveBytes
 from drivetrain.rehearse.findings import Failure, RankMemory, RankReport, find
@@ -199,8 +200,8 @@ def test_ranks_without_work_are_a_warning_with_what_to_change() -> None:
 
 def test_a_prediction_beside_idle_ranks_still_exchanges_gradients() -> None:
     config = resolve({"global_batch_size": 16, "micro_batch_size": 4, "max_steps": 1}).config
-    assert _candidate(config, Layout(dp_shard=256)).accumulation == 1
-    assert _candidate(config, Layout(dp_shard=3)).accumulation == 2
+    assert candidate_of(config, Layout(dp_shard=256)).accumulation == 1
+    assert candidate_of(config, Layout(dp_shard=3)).accumulation == 2
 
 
 def test_what_is_too_small_to_be_counted_is_not_compared_either() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.cli.say import hand_on, say
+from drivetrain.cluster.file import load_cluster
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
-from drivetrain.tune import decide, fork, lineage, rows, warm_start
+from drivetrain.tune import decide, fit, fork, lineage, rows, warm_start
 from drivetrain.tune.by_number import grid
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
@@ -93,12 +94,15 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     given = read_space(space)
     if settings.sampler == "grid" and not settings.num_trials:
         settings = dataclasses.replace(settings, num_trials=len(grid(given)))
+    if settings.cluster:
+        load_cluster(settings.cluster)  # a name that nobody knows is said now
     earlier = warm_start.prepare(Path(path), settings, given)
     study = open_study(Path(path), settings, given)
     warm_start.keep(study, earlier)
     runner = Runner(study, request.target, job, places)
     try:
-        Driver(study, runner, num_parallel, _say_now).run()
+        planner = fit.Planner(study, _say_now) if settings.cluster else None
+        Driver(study, runner, num_parallel, _say_now, planner).run()
     except KeyboardInterrupt:
         say("trials that run go on by themselves; the same command adopts them", err=True)
         say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)

@@ -30,6 +30,15 @@ from drivetrain.tune.settings import Settings, Study, checked_settings, open_stu
 from drivetrain.tune.space import Space, from_dict
 from drivetrain.tune.trial_run import VALUES, Runner, local_job
 
+_NOT_FOR_FUNCTIONS = (
+    "rungs",
+    "patience",
+    "promote",
+    "stopping",
+    "processes_per_trial",
+    "warm_start",
+    "cluster",
+)
 TrainFunction = Callable[[dict[str, Any]], Any]
 
 
@@ -105,9 +114,9 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
         for name, value in (("num_gpus", num_gpus), ("trials_per_gpu", trials_per_gpu))
         if value < 1
     ]
-    for name in ("rungs", "patience", "promote", "stopping", "processes_per_trial", "warm_start"):
+    for name in _NOT_FOR_FUNCTIONS:
         if name in settings:
-            rule = "a function cannot be paused, spread over ranks or warm-started from outside"
+            rule = "a function cannot be paused, spread, planned or warm-started from outside"
             remedy = "write it as a script with load_config(), and use `drivetrain tune`"
             problems.append(Problem(name, rule, remedy, settings[name]))
     if settings.get("further"):

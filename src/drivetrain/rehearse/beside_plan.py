@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 from drivetrain.core.bounded import one_line
 from drivetrain.core.errors import DrivetrainError
 from drivetrain.core.processes import end_with_parent
-from drivetrain.data.batches import BatchPlan, solve_micro_batch
+from drivetrain.data.batches import solve_micro_batch
 from drivetrain.parallel.layout import AXES, Layout
 from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.findings import RankReport
@@ -67,6 +66,7 @@ def predict(argv: Sequence[str], layout: Layout) -> Prediction:
     """What the planner says of the script's own settings."""
     from drivetrain.plan.cost.estimate import stage_memory
     from drivetrain.plan.cost.parts import exchanged_bytes
+    from drivetrain.plan.of_config import candidate_of
     from drivetrain.plan.profile.profiling import Profiler
     from drivetrain.plan.profile.sources import from_script
 
@@ -75,35 +75,12 @@ def predict(argv: Sequence[str], layout: Layout) -> Prediction:
     found = from_script(argv[0], argv[1:])
     if found.resolved is None:
         raise AssertionError("a script has a config")
-    candidate = _candidate(solve_micro_batch(found.resolved, layout.dp).config, layout)
+    candidate = candidate_of(solve_micro_batch(found.resolved, layout.dp).config, layout)
     profile = Profiler(found.subject).profile(candidate.way)
     stages = range(layout.pp)
     return Prediction(
         tuple(stage_memory(profile, candidate, stage).total for stage in stages),
         tuple(exchanged_bytes(profile, candidate, stage) for stage in stages),
-    )
-
-
-def _candidate(config: Any, layout: Layout) -> Any:
-    from drivetrain.plan.candidate import Candidate
-
-    parallel = config.parallel
-    if parallel.pipeline.schedule not in ("1f1b", "gpipe"):
-        raise NotImplementedError("the planner knows the schedules 1f1b and gpipe")
-    if parallel.tensor.loss_parallel:
-        raise NotImplementedError("the planner knows no loss_parallel")
-    size = config.micro_batch_size
-    return Candidate(
-        layout,
-        parallel.strategy,
-        micro_batch_size=size,
-        accumulation=BatchPlan(config.global_batch_size, size, layout.dp, None).accumulation,
-        precision=config.precision.dtype,
-        recompute=config.memory.activation_checkpointing,
-        sequence_parallel=parallel.tensor.sequence_parallel,
-        offload=config.memory.offload,
-        schedule=parallel.pipeline.schedule,
-        options=parallel.options,
     )
 
 

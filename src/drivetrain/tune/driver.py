@@ -14,7 +14,7 @@ from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, EnvironmentProblem, Problem
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
-from drivetrain.tune import decide, fork, pareto, population, sampling
+from drivetrain.tune import decide, fit, fork, pareto, population, sampling
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Ended, Journal, Promoted
 from drivetrain.tune.settings import Study, left_to_chance
@@ -34,6 +34,8 @@ class Driver:
     runner: Runner
     num_parallel: int
     say: Callable[[str], None] = lambda _: None
+    planner: fit.Planner | None = None
+    """Asked before a trial begins; none: all begin."""
     _running: dict[Work, int] = field(default_factory=dict)
     """How often each was resumed here."""
     _lost_s: dict[Work, float] = field(default_factory=dict)
@@ -125,6 +127,8 @@ class Driver:
         settings, state = self.study.settings, journal.state
         for work in decide.ready(settings, state):
             if work not in self._running:
+                if self._is_dropped(work, journal):
+                    return True
                 self._running[work] = 0
                 if self._status(work, journal) is None:  # else it has ended unseen
                     if state.last(work.trial) is not None:
@@ -139,6 +143,23 @@ class Driver:
         journal.write(asked)
         shown = " ".join(sampling.values_as_words(asked.values))
         self.say(f"trial {asked.trial}: {shown}")
+        return True
+
+    def _is_dropped(self, work: Work, journal: Journal) -> bool:
+        """A trial that cannot fit is written down as such; it never had a process."""
+        asked = journal.state.asked[work.trial]
+        is_begun = journal.state.last(work.trial) is not None or asked.fork is not None
+        if self.planner is None or not self.study.settings.cluster or is_begun:
+            return False
+        if self._status(work, journal) is not None:
+            return False
+        prospect = self.planner.prospect(asked, self.runner.job(asked, work.rung))
+        end = fit.refusal(work, prospect, self.study.settings.cluster)
+        if end is None:
+            return False
+        journal.write(end)
+        self._say_end(end)
+        self._refuse_hopeless(journal)
         return True
 
     def _collect(self, journal: Journal) -> bool:
@@ -211,6 +232,9 @@ class Driver:
         """A first generation of which nothing came is a mistake in the script or the space."""
         settings, state = self.study.settings, journal.state
         first = [state.last(trial) for trial in settings.generation_of(0)]
-        if all(each is not None and each.outcome == "failed" for each in first):
-            reason = first[0].reason if first[0] else ""
-            raise DrivetrainError(f"all of the first {len(first)} trials failed: {reason}")
+        ends = [each for each in first if each is not None]
+        if len(ends) == len(first) and all(e.outcome in ("failed", "too_large") for e in ends):
+            failed = [each for each in ends if each.outcome == "failed"]
+            what = "failed" if failed else "are too large"
+            reason = (failed or ends)[0].reason
+            raise DrivetrainError(f"all of the first {len(first)} trials {what}: {reason}")

@@ -26,7 +26,7 @@ from drivetrain.core.errors import DamagedRun
 from drivetrain.tune.space import Scalar
 
 FILE = "journal.jsonl"
-Outcome = Literal["done", "not_finite", "failed"]
+Outcome = Literal["done", "not_finite", "failed", "too_large"]
 
 
 @dataclass(frozen=True)

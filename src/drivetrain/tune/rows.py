@@ -21,7 +21,7 @@ class Row:
 
     trial: int
     state: str
-    """open, paused, left (at a rung), done, not finite, failed."""
+    """open, paused, left (at a rung), done, not finite, failed, too large."""
     rung: int | None
     step: int
     value: float | None

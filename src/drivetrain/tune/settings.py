@@ -75,6 +75,8 @@ class Settings:
     max_restarts: int = 3
     """Of one trial's supervisor, if it is killed; what fails in training it restarts itself."""
     nodes_per_trial: int = 1
+    cluster: str = ""
+    """Where trials run, for the planner: those that cannot fit are not started. Empty: all are."""
     population: int = 0
     """Members that train side by side and fork from each other at the rungs; 0: no population."""
     quantile: float = 0.25

@@ -94,6 +94,12 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     resample: Annotated[
         float, typer.Option(help="How likely a fork's value is drawn anew instead.")
     ] = 0.25,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="cluster.yaml or NAME:COUNT (h100:8): trials that cannot fit there are dropped."
+        ),
+    ] = "",
     max_restarts: Annotated[int, typer.Option(help="Of a trial whose supervisor is killed.")] = 3,
     on: Annotated[
         str,
@@ -128,6 +134,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "quantile": quantile,
         "perturb": perturb,
         "resample": resample,
+        "cluster": cluster,
         "max_restarts": max_restarts,
     }
     run(settings_from(values), space, study, parallel_trials, on)

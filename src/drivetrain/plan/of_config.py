@@ -1,0 +1,136 @@
+"""What the planner says of one config as it stands: nothing is searched, nothing is chosen.
+
+`python -m drivetrain.plan.of_config OUTPUT WHAT` asks it in a process of its own, since the script
+is run for it, up to `Trainer.fit`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain.cluster.file import load_cluster
+from drivetrain.config.schema import RunConfig
+from drivetrain.core.bounded import one_line
+from drivetrain.core.errors import ConfigError, DrivetrainError
+from drivetrain.core.files import write_whole
+from drivetrain.data.batches import BatchPlan, solve_micro_batch
+from drivetrain.parallel.layout import Layout
+from drivetrain.plan.candidate import Candidate
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A run, and where it would run."""
+
+    script: str
+    script_args: tuple[str, ...]
+    num_nodes: int
+    ranks_per_node: int
+    cluster: str = ""
+    """A file, or a name of the catalogue; empty: only what needs no device."""
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What such a run takes."""
+
+    memory_bytes: float | None = None
+    """Of the rank that needs most; none without a cluster."""
+    limit_bytes: float | None = None
+    flops_per_step: float | None = None
+    """The model's own operations, of all ranks."""
+    unknown: str = ""
+    """Why the planner has nothing to say, if it has not."""
+
+    @property
+    def fits(self) -> bool:
+        """Where nothing is known, a run may try."""
+        if self.memory_bytes is None or self.limit_bytes is None:
+            return True
+        return self.memory_bytes <= self.limit_bytes
+
+
+def candidate_of(config: RunConfig, layout: Layout) -> Candidate:
+    """The run that a config with a chosen micro-batch asks for."""
+    parallel = config.parallel
+    schedule = parallel.pipeline.schedule
+    if schedule not in ("1f1b", "gpipe"):
+        raise NotImplementedError("the planner knows the schedules 1f1b and gpipe")
+    if parallel.tensor.loss_parallel:
+        raise NotImplementedError("the planner knows no loss_parallel")
+    size = config.micro_batch_size
+    if size == "auto":
+        raise AssertionError("a micro-batch is chosen before")
+    return Candidate(
+        layout,
+        parallel.strategy,
+        micro_batch_size=size,
+        accumulation=BatchPlan(config.global_batch_size, size, layout.dp, None).accumulation,
+        precision=config.precision.dtype,
+        recompute=config.memory.activation_checkpointing,
+        sequence_parallel=parallel.tensor.sequence_parallel,
+        offload=config.memory.offload,
+        schedule=schedule,
+        options=parallel.options,
+    )
+
+
+def prospect(asking: Asking) -> Prospect:
+    """Run the script up to `Trainer.fit`, and ask the planner."""
+    try:
+        return _prospect(asking)
+    except ConfigError:
+        raise  # the run itself will say the same
+    except (DrivetrainError, NotImplementedError) as error:
+        return Prospect(unknown=one_line(error))
+
+
+def _prospect(asking: Asking) -> Prospect:
+    from drivetrain.parallel.world import layout_from
+    from drivetrain.plan.cost.estimate import memory_limit, rank_memory
+    from drivetrain.plan.profile.model import Way
+    from drivetrain.plan.profile.profiling import Profiler
+    from drivetrain.plan.profile.sources import from_script
+
+    found = from_script(asking.script, asking.script_args)
+    if found.resolved is None:
+        raise AssertionError("a script has a config")
+    world_size = asking.num_nodes * asking.ranks_per_node
+    layout = layout_from(found.resolved.config.parallel, world_size)
+    config = solve_micro_batch(found.resolved, layout.dp).config
+    profiler = Profiler(found.subject)
+    candidate = candidate_of(config, layout)
+    per_sample = profiler.profile(Way(candidate.precision)).flops(1.0)
+    flops = per_sample * config.global_batch_size
+    if not asking.cluster:
+        return Prospect(flops_per_step=flops)
+    cluster = replace(
+        load_cluster(asking.cluster),
+        num_nodes=asking.num_nodes,
+        devices_per_node=asking.ranks_per_node,
+    )
+    accelerated = cluster.device is None or cluster.device.is_accelerator
+    memory = rank_memory(profiler, candidate, on_accelerator=accelerated)
+    return Prospect(memory.total, memory_limit(cluster), flops)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the answer to a file: the script's own words go to its standard output."""
+    output, said = argv
+    document: dict[str, Any] = json.loads(said)
+    asking = Asking(**{**document, "script_args": tuple(document["script_args"])})
+    try:
+        found = prospect(asking)
+    except ConfigError as error:
+        found = Prospect(unknown=one_line(error))
+    write_whole(Path(output), json.dumps(asdict(found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
