@@ -15,10 +15,11 @@ from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.request import Request, read_request
-from drivetrain.tune import decide, fit, fork, lineage, rows, warm_start
+from drivetrain.tune import budget, decide, fit, fork, lineage, rows, warm_start
 from drivetrain.tune.by_number import grid
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
+from drivetrain.tune.meter import Meter, price_per_device_hour
 from drivetrain.tune.pareto import values_of
 from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import require_libraries, values_as_words
@@ -96,20 +97,46 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
         settings = dataclasses.replace(settings, num_trials=len(grid(given)))
     if settings.cluster:
         load_cluster(settings.cluster)  # a name that nobody knows is said now
+    _check_budget(settings, Path(path))
     earlier = warm_start.prepare(Path(path), settings, given)
     study = open_study(Path(path), settings, given)
     warm_start.keep(study, earlier)
     runner = Runner(study, request.target, job, places)
     try:
-        planner = fit.Planner(study, _say_now) if settings.cluster else None
-        Driver(study, runner, num_parallel, _say_now, planner).run()
+        planner = fit.Planner(study, _say_now)
+        spent_by = Meter(runner, planner).spent if settings.budget else None
+        Driver(study, runner, num_parallel, _say_now, planner, spent_by).run()
     except KeyboardInterrupt:
         say("trials that run go on by themselves; the same command adopts them", err=True)
         say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)
         sys.exit(130)
     show(path, None)
+    _say_if_more(settings, read_journal(study.path))
     if not decide.best(settings, read_journal(study.path)):
         raise DrivetrainError("no trial has come to a value")
+
+
+def _say_if_more(settings: Settings, state: State) -> None:
+    """A study that its budget has ended may go on."""
+    waiting = len(decide.ready(settings, state))
+    to_come = settings.num_trials - len(state.asked)
+    if settings.budget and (waiting or to_come > 0):
+        what = f"{waiting} wait to go on, {max(0, to_come)} were not begun"
+        say(f"the budget allows no more: {what}; the same command with a larger --budget resumes")
+
+
+def _check_budget(settings: Settings, path: Path) -> None:
+    """Its words, its price, and that it has not become another kind of budget."""
+    if settings.budget and budget.parse(settings.budget).unit == "usd":
+        price_per_device_hour(settings)
+    if not (path / FILE).exists():
+        return
+    had = load_study(path).settings.budget
+    units = {budget.parse(each).unit if each else "" for each in (had, settings.budget)}
+    if len(units) > 1 and read_journal(path).ended:
+        rule = f"was {had or 'none'} when the study began, and trials are counted by it"
+        remedy = "another amount of the same, or another --study"
+        raise ConfigError([Problem("--budget", rule, remedy, settings.budget or "none")])
 
 
 def _request(settings: Settings, path: Path, on: str) -> Request:
@@ -190,6 +217,8 @@ def _line(study: Study, state: State) -> str:
     words = [f"{over}/{settings.num_trials} trials", str(study.path), settings.sampler]
     if settings.population:
         words[0] = f"{over}/{len(state.asked)} trials of {settings.population} members"
+    if settings.budget:
+        words.append(f"spent {budget.parse(settings.budget).shown(budget.spent(state))}")
     if settings.further and decide.best(settings, state):
         words.append(rows.on_front(study, rows.rows_of(study, state)))
     elif best is not None:

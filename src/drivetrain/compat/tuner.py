@@ -38,6 +38,7 @@ _NOT_FOR_FUNCTIONS = (
     "processes_per_trial",
     "warm_start",
     "cluster",
+    "budget",
 )
 TrainFunction = Callable[[dict[str, Any]], Any]
 

@@ -41,6 +41,8 @@ class RunStatus:
     mfu: float | None
     ledger: Ledger
     money: Money | None
+    device_s: float = 0.0
+    """Seconds that an attempt had its devices, times the devices."""
 
     @property
     def last_sign_s(self) -> float:
@@ -73,6 +75,7 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
         mfu=_newest(scalars, "throughput/device/mfu"),
         ledger=ledger,
         money=None if price is None else _money(attempts, ledger, float(price)),
+        device_s=_money(attempts, ledger, 3600.0).spent,
     )
 
 

@@ -12,6 +12,7 @@ perturb.py     the values a fork goes on with, from its donor's: pure
 fork.py        a fork's beginning, and the pin that keeps its donor's checkpoint until then
 lineage.py     who forked from whom, as a tree of text
 replay.py      a trial once more, from the root of its line: the same bits?
+budget.py, meter.py  how much a study may take, and what each trial has taken
 fit.py         what a trial would take, by the planner: those that cannot fit are not started
 places.py      devices or machines that a trial has for itself
 trial_run.py   one trial on a target: submitted, looked at, its result read

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, EnvironmentProblem, Problem
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
-from drivetrain.tune import decide, fit, fork, pareto, population, sampling
+from drivetrain.tune import budget, decide, fit, fork, pareto, population, sampling, stopping
 from drivetrain.tune.decide import Work
-from drivetrain.tune.journal import Ended, Journal, Promoted
+from drivetrain.tune.journal import Asked, Ended, Journal, Promoted
 from drivetrain.tune.settings import Study, left_to_chance
 from drivetrain.tune.trial_run import MOST_RESUMES, SETTLE_S, NoAnswer, Runner
 
@@ -36,6 +36,8 @@ class Driver:
     say: Callable[[str], None] = lambda _: None
     planner: fit.Planner | None = None
     """Asked before a trial begins; none: all begin."""
+    spent_by: Callable[[Asked, int], float] | None = None
+    """What a trial has taken, up to a rung, where the study has a budget."""
     _running: dict[Work, int] = field(default_factory=dict)
     """How often each was resumed here."""
     _lost_s: dict[Work, float] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class Driver:
             return False
         settings, state = self.study.settings, journal.state
         for work in decide.ready(settings, state):
-            if work not in self._running:
+            if work not in self._running and self._is_afforded(work, journal):
                 if self._is_dropped(work, journal):
                     return True
                 self._running[work] = 0
@@ -137,13 +139,24 @@ class Driver:
                         self.say(f"trial {work.trial}: {why}step {step}; goes on")
                     self._submit(work, journal)
                 return True
-        if decide.next_trial(settings, state) is None:
+        trial = decide.next_trial(settings, state)
+        if trial is None or not self._affords(stopping.first_rung(settings, trial), journal):
             return False
         asked = sampling.ask(self.study, state)
         journal.write(asked)
         shown = " ".join(sampling.values_as_words(asked.values))
         self.say(f"trial {asked.trial}: {shown}")
         return True
+
+    def _affords(self, rung: int, journal: Journal) -> bool:
+        if not self.study.settings.budget:
+            return True
+        found = budget.parse(self.study.settings.budget)
+        return budget.affords(found, journal.state, self._running, rung)
+
+    def _is_afforded(self, work: Work, journal: Journal) -> bool:
+        """What has begun is trained to its rung, whatever it takes."""
+        return self._affords(work.rung, journal) or self._status(work, journal) is not None
 
     def _is_dropped(self, work: Work, journal: Journal) -> bool:
         """A trial that cannot fit is written down as such; it never had a process."""
@@ -176,6 +189,9 @@ class Driver:
                 if self._is_gone(work, _FORGOTTEN_S if is_unknown else SETTLE_S):
                     self._resume(work, journal, is_new=status is None)
                 continue
+            if self.spent_by is not None:
+                asked = journal.state.asked[work.trial]
+                end = replace(end, spent=self.spent_by(asked, work.rung))
             journal.write(end)
             del self._running[work]
             self._say_end(end)

@@ -82,6 +82,8 @@ class Ended:
     objectives: tuple[float, ...] = ()
     """Where the study has several: the value of each, the metric's first."""
     reason: str = ""
+    spent: float | None = None
+    """By the trial so far, in the unit of the study's budget."""
     kind: Literal["ended"] = "ended"
 
 
@@ -162,7 +164,7 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """On disk when it returns."""
         said = asdict(entry)
-        few = ("fork", "limits", "objectives")  # what few trials have
+        few = ("fork", "limits", "objectives", "spent")  # what few trials have
         said = {k: v for k, v in said.items() if k not in few or v not in (None, ())}
         line = json.dumps(said, allow_nan=False) + "\n"
         self.state.take(entry)

@@ -77,6 +77,8 @@ class Settings:
     nodes_per_trial: int = 1
     cluster: str = ""
     """Where trials run, for the planner: those that cannot fit are not started. Empty: all are."""
+    budget: str = ""
+    """12h (device-hours), 200USD or 1e18flops: nothing begins that would exceed it."""
     population: int = 0
     """Members that train side by side and fork from each other at the rungs; 0: no population."""
     quantile: float = 0.25
@@ -318,7 +320,7 @@ def load_study(path: Path) -> Study:
 
 def _may_change(path: Path) -> set[str]:
     """As long as no trial has a value, none was compared by it."""
-    told = {"num_trials"}
+    told = {"num_trials", "budget"}
     return told if read_journal(path).ended else told | {"metric", "mode", "further"}
 
 

@@ -100,6 +100,12 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
             help="cluster.yaml or NAME:COUNT (h100:8): trials that cannot fit there are dropped."
         ),
     ] = "",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="12h (device-hours), 200USD or 1e18flops: nothing begins that would exceed it."
+        ),
+    ] = "",
     max_restarts: Annotated[int, typer.Option(help="Of a trial whose supervisor is killed.")] = 3,
     on: Annotated[
         str,
@@ -135,6 +141,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "perturb": perturb,
         "resample": resample,
         "cluster": cluster,
+        "budget": budget,
         "max_restarts": max_restarts,
     }
     run(settings_from(values), space, study, parallel_trials, on)

@@ -1,0 +1,61 @@
+"""What a trial has taken, in the unit of the study's budget; read from its run's directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drivetrain.cluster.file import load_cluster
+from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
+from drivetrain.record.reading import open_run
+from drivetrain.record.status import RunStatus, status_of
+from drivetrain.tune import budget
+from drivetrain.tune.fit import Planner
+from drivetrain.tune.journal import Asked
+from drivetrain.tune.settings import Settings
+from drivetrain.tune.trial_run import Runner
+
+_PRICE = "record.price_per_device_hour="
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Of one study with a budget."""
+
+    runner: Runner
+    planner: Planner
+
+    def spent(self, asked: Asked, rung: int) -> float:
+        """By a trial's run since it began; a fork's donor has its own account."""
+        settings = self.runner.study.settings
+        unit = budget.parse(settings.budget).unit
+        try:
+            status = status_of(open_run(self.runner.record(asked.trial)), 0.0)
+        except DrivetrainError:  # it did not come so far as to have a directory
+            return 0.0
+        if unit == "flops":
+            return self._flops(asked, rung, status)
+        hours = status.device_s / 3600
+        return hours if unit == "h" else hours * price_per_device_hour(settings)
+
+    def _flops(self, asked: Asked, rung: int, status: RunStatus) -> float:
+        prospect = self.planner.prospect(asked, self.runner.job(asked, rung))
+        if prospect.flops_per_step is None:
+            rule = f"the planner cannot tell what a step takes ({prospect.unknown})"
+            budgeted = self.runner.study.settings.budget
+            raise ConfigError([Problem("--budget", rule, "a budget in h or USD", budgeted)])
+        begun_at = 0 if asked.fork is None else asked.fork.step
+        return prospect.flops_per_step * max(0, status.step - begun_at)
+
+
+def price_per_device_hour(settings: Settings) -> float:
+    """As every trial is told it, or as the cluster that was named has it."""
+    for word in settings.script_args:
+        if word.startswith(_PRICE):
+            return float(word.removeprefix(_PRICE))
+    if settings.cluster:
+        cluster = load_cluster(settings.cluster)
+        if cluster.price_per_node_hour is not None:
+            return cluster.price_per_node_hour / cluster.devices_per_node
+    rule = "no price is known"
+    remedy = f"--cluster with an instance of the catalogue (p5.48xlarge:1), or {_PRICE}2.5"
+    raise ConfigError([Problem("--budget", rule, remedy, settings.budget)])
