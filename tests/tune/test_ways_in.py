@@ -14,7 +14,7 @@ from drivetrain import RayTrainer
 from drivetrain.compat import DistributedTuner
 from drivetrain.core.errors import ConfigError
 from drivetrain.tune import run_trial
-from drivetrain.tune.settings import load_study
+from drivetrain.tune.settings import Objective, load_study
 from drivetrain.tune.space import Choice, Float, Int, Space, from_dict, read_space
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +75,9 @@ def test_what_a_function_cannot_have_is_refused() -> None:
     for changes, said in (
         ({"rungs": (2,)}, "cannot be paused"),
         ({"metrics": "x"}, "metrics.*is no setting of a study"),
+        ({"metric": "time_s"}, "not of a function"),
+        ({"further": (Objective("accuracy", "max"),)}, "one best trial"),
+        ({"budget": "2h"}, "cannot be paused"),
         ({"num_gpus": 0}, "num_gpus = 0: must be at least 1"),
         ({"search_space": {"lr": {"low": 2, "high": 1}}}, "low is above high"),
     ):

@@ -26,7 +26,7 @@ from drivetrain.tune.driver import Driver
 from drivetrain.tune.journal import Ended, read_journal
 from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import require_libraries
-from drivetrain.tune.settings import Settings, Study, checked_settings, open_study
+from drivetrain.tune.settings import MEASURED, Settings, Study, checked_settings, open_study
 from drivetrain.tune.space import Space, from_dict
 from drivetrain.tune.trial_run import VALUES, Runner, local_job
 
@@ -126,6 +126,9 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
             "`drivetrain tune --objective`",
         )
         problems.append(Problem("further", rule, remedy, has_value=False))
+    if settings.get("metric") in MEASURED:
+        rule, remedy = "is measured of runs, not of a function", "return it as another metric"
+        problems.append(Problem("metric", rule, remedy, settings["metric"]))
     known = Settings.__dataclass_fields__.keys() - {"script", "script_args", "num_trials"}
     for name in settings.keys() - known:
         problems.append(Problem(name, "is no setting of a study", ", ".join(sorted(known))))
