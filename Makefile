@@ -153,7 +153,7 @@ tune-workers:                     ## 32 trials by halving and as a population, o
 tune-waiting:                     ## how long workers wait for a deterministic schedule, simulated by its own decisions
 	$(BIN)/python -m benchmarks.tune_waiting benchmarks/results/tune
 
-tune-winners:                     ## how often the winner changes with the number of workers: ours, Optuna, Ray Tune where installed (minutes)
+tune-winners:                     ## how often the winner changes with the number of workers: ours, and Optuna alone (minutes)
 	$(BIN)/python -m benchmarks.tune_winners benchmarks/results/tune
 
 tune-overhead:                    ## a study's own cost beside Optuna alone; 10,000 trials in one study

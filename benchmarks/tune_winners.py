@@ -7,13 +7,11 @@ Optuna's TPE. Counted is how many seeds end with another best trial than on one 
     drivetrain, deterministic   the driver itself, --generation 8
     drivetrain, eager           the same, --schedule eager
     optuna                      study.optimize(n_jobs=workers), its threads
-    ray tune                    OptunaSearch, max_concurrent_trials=workers; where Ray is installed
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import sys
 import tempfile
@@ -106,43 +104,10 @@ def optuna_alone(seed: int, num_workers: int) -> Winner:
     return tuple(study.best_params[key] for key in _KEYS)
 
 
-def ray_tune(seed: int, num_workers: int) -> Winner:
-    """Its loop, with Optuna's TPE as its searcher."""
-    import optuna
-    from ray import tune
-    from ray.tune.search.optuna import OptunaSearch
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-    def train(config: dict[str, Any]) -> dict[str, float]:
-        time.sleep(seconds_of(config))
-        return {"loss": loss_of(config)}
-
-    tuner = tune.Tuner(
-        train,
-        param_space={
-            _KEYS[0]: tune.uniform(1e-3, 0.1),
-            _KEYS[1]: tune.uniform(0, 1),
-            _KEYS[2]: tune.uniform(0, 0.9),
-        },
-        tune_config=tune.TuneConfig(
-            metric="loss",
-            mode="min",
-            num_samples=NUM_TRIALS,
-            max_concurrent_trials=num_workers,
-            search_alg=OptunaSearch(sampler=optuna.samplers.TPESampler(seed=seed)),
-        ),
-        run_config=tune.RunConfig(verbose=0),
-    )
-    config = tuner.fit().get_best_result().config
-    return tuple(config[key] for key in _KEYS)
-
-
 ARMS: Mapping[str, Callable[[int, int], Winner]] = {
     "drivetrain, deterministic": lambda seed, num: drivetrain(seed, num, "deterministic"),
     "drivetrain, eager": lambda seed, num: drivetrain(seed, num, "eager"),
     "optuna": optuna_alone,
-    "ray tune": ray_tune,
 }
 
 
@@ -188,8 +153,7 @@ def table(found: list[dict[str, Any]]) -> str:
 def main(folder: Path) -> None:
     """Write both files, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
-    arms = [arm for arm in ARMS if arm != "ray tune" or importlib.util.find_spec("ray")]
-    found = measure(arms, WORKERS, NUM_SEEDS)
+    found = measure(ARMS, WORKERS, NUM_SEEDS)
     (folder / "winners.json").write_text(json.dumps(found, indent=1) + "\n")
     (folder / "winners.md").write_text(table(found))
     print(table(found))
