@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,14 @@ def test_what_cannot_be_combined_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         study(tmp_path, **changes)
+
+
+def test_a_study_is_driven_without_its_verb_being_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "drivetrain", "tune", "train.py", "--trials", "2"]
+    command += ["--space", "none.yaml", "--objective", "loss", "--objective", "loss:up"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "--objective = loss: not NAME:min or NAME:max" in done.stderr + done.stdout
+    assert done.returncode == ConfigError.exit_code
 
 
 def test_objectives_as_they_are_typed() -> None:

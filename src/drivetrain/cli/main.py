@@ -63,8 +63,11 @@ def with_flags_of(whole: typer.Typer, argv: Collection[str]) -> typer.Typer:
     Reading the flags of all verbs takes longer than most of them run.
     """
     narrow = copy.copy(whole)
+    # `tune SCRIPT` names no verb and means one
+    named = {*argv, getattr(whole.info.cls, "default_verb", "")}
     narrow.registered_commands = [
-        verb if _name_of(verb) in argv else _just_listed(verb) for verb in whole.registered_commands
+        verb if _name_of(verb) in named else _just_listed(verb)
+        for verb in whole.registered_commands
     ]
     narrow.registered_groups = [copy.copy(group) for group in whole.registered_groups]
     for group in narrow.registered_groups:
@@ -79,7 +82,7 @@ def _name_of(verb: CommandInfo) -> str:
 
 def _just_listed(verb: CommandInfo) -> CommandInfo:
     def no_flags() -> None:
-        pass
+        raise AssertionError(f"{_name_of(verb)} was not named, and is called")
 
     no_flags.__doc__ = verb.callback.__doc__
     listed = copy.copy(verb)

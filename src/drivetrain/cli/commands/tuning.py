@@ -15,9 +15,11 @@ Folder = Annotated[str, typer.Argument(metavar="STUDY", help="Directory of the s
 class _RunByDefault(TyperGroup):
     """`tune SCRIPT …` drives a study; `tune ls` and the like look at one."""
 
+    default_verb = "run"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = ["run", *args]
+            args = [self.default_verb, *args]
         return super().parse_args(ctx, args)
 
 
