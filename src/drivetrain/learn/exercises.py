@@ -87,6 +87,7 @@ _PHASE_TWO = (
     Exercise("accumulation", _TWO, "Many micro-batches, one reduction", "accumulation:check"),
     Exercise("loss_scaling", _TWO, "fp16 with loss scaling, and bf16", "loss_scaling:check"),
     Exercise("recomputation", _TWO, "Compute activations again", "recomputation:check"),
+    Exercise("split_layer", _TWO, "Two layers split by column and row", "split_layer:check"),
 )
 
 PHASES = (_ONE, _TWO)
