@@ -88,10 +88,20 @@ _PHASE_TWO = (
     Exercise("loss_scaling", _TWO, "fp16 with loss scaling, and bf16", "loss_scaling:check"),
     Exercise("recomputation", _TWO, "Compute activations again", "recomputation:check"),
     Exercise("split_layer", _TWO, "Two layers split by column and row", "split_layer:check"),
+    Exercise("pipeline", _TWO, "A pipeline: GPipe and 1F1B", "pipeline:check"),
 )
 
-PHASES = (_ONE, _TWO)
-EXERCISES = (*_PHASE_ONE, *_PHASE_TWO)
+_FOUR = Phase(4, "phase4_production", "Production")
+_PHASE_FOUR = (
+    Exercise("checkpoint", _FOUR, "A checkpoint that survives kill -9", "checkpoint:check"),
+    Exercise("resume", _FOUR, "Resume to the last bit", "resume:check"),
+    Exercise("failure_detection", _FOUR, "Dead or slow?", "failure_detection:check"),
+    Exercise("rendezvous", _FOUR, "Agree on a new world", "rendezvous:check"),
+    Exercise("stragglers", _FOUR, "Name the slow rank", "stragglers:check"),
+)
+
+PHASES = (_ONE, _TWO, _FOUR)
+EXERCISES = (*_PHASE_ONE, *_PHASE_TWO, *_PHASE_FOUR)
 
 
 def exercise_named(name: str) -> Exercise:

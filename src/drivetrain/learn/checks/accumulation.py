@@ -144,20 +144,20 @@ def _mistakes(layout: Layout) -> list[tuple[str, list[float]]]:
     ]
     num_ranks = len(layout)
     means = [sum(own) / len(own) for own in by_rank]
-    both = lambda gradient: [float(gradient.norm())] * num_ranks  # noqa: E731
-    return [
-        ("not-divided", both(sum(sum(own) for own in by_rank))),
-        ("not-divided", both(sum(sum(own) for own in by_rank) / num_ranks)),
-        ("not-divided", both(sum(sum(own) for own in weighted) * 24)),
-        ("not-divided", both(sum(means))),
-        ("mean-of-means", both(sum(means) / num_ranks)),
-        ("mean-of-means", both(sum(sum(w) / sum(layout[r]) for r, w in enumerate(weighted)) * 12)),
-        ("overwritten", both(sum(own[-1] for own in weighted))),
-        ("overwritten", both(_last_only(weighted, layout))),
-        ("overwritten", both(sum(own[-1] for own in by_rank) / num_ranks)),
-        ("counted-again", both(_reduced_again(weighted))),
-        ("counted-again", both(_reduced_again(by_rank) / num_ranks)),
+    found = [
+        ("not-divided", sum(sum(own) for own in by_rank)),
+        ("not-divided", sum(sum(own) for own in by_rank) / num_ranks),
+        ("not-divided", sum(sum(own) for own in weighted) * 24),
+        ("not-divided", sum(means)),
+        ("mean-of-means", sum(means) / num_ranks),
+        ("mean-of-means", sum(sum(w) / sum(layout[r]) for r, w in enumerate(weighted)) * 12),
+        ("overwritten", sum(own[-1] for own in weighted)),
+        ("overwritten", _last_only(weighted, layout)),
+        ("overwritten", sum(own[-1] for own in by_rank) / num_ranks),
+        ("counted-again", _reduced_again(weighted)),
+        ("counted-again", _reduced_again(by_rank) / num_ranks),
     ]
+    return [(hint, [float(torch.as_tensor(each).norm())] * num_ranks) for hint, each in found]
 
 
 def _last_only(weighted: list[list[torch.Tensor]], layout: Layout) -> torch.Tensor:

@@ -195,13 +195,13 @@ def _judge_step(step: int, ranks: Sequence[_Step], dtype: torch.dtype) -> None:
     if step == _BROKEN_STEP and dtype == torch.float16:
         where += ", at which rank 1 overflows"
     if len({(r.has_stepped, r.optimizer_has_stepped, r.scale_after) for r in ranks}) > 1:
-        found = [
+        by_rank = [
             f"rank {number} {'stepped' if r.optimizer_has_stepped else 'skipped'},"
             f" scale {r.scale_after:g}"
             for number, r in enumerate(ranks)
         ]
         expected = "all ranks step, or all skip, and have the same scale"
-        raise Shortcoming("ranks-disagree", expected, "\n".join(found), where=where)
+        raise Shortcoming("ranks-disagree", expected, "\n".join(by_rank), where=where)
     one = ranks[0]
     if not all(r.is_fp32 for r in ranks):
         raise Shortcoming("weights-rounded", "weights in fp32", "other formats", where=where)

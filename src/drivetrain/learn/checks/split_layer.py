@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from drivetrain.core.text import readable_bytes
@@ -60,17 +61,31 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, torch.randn(_TOKENS, _WIDTH, generator=generator)
 
 
-def _once(module: Any, recorder: Any) -> dict[str, torch.Tensor]:
+def _once(module: Any, recorder: Any) -> dict[str, Any]:
     first, second = _layers()
     pair = module.SplitPair(first, second)
+    parts = {name: getattr(pair, name, None) for name in _NAMES}
+    if not _have_right_shapes(parts):
+        return _as_lists(parts)  # forward would end with an error that says less
     inputs, weights = _inputs()
     recorder.section("forward")
     outputs = pair(inputs)
     recorder.section("backward")
     (outputs * weights).sum().backward()
     found = {"outputs": outputs.detach(), "inputs": inputs.grad}
-    found |= {name: getattr(pair, name, None) for name in _NAMES}
-    found |= {f"gradient of {name}": getattr(found[name], "grad", None) for name in _NAMES}
+    gradients = {f"gradient of {name}": part.grad for name, part in parts.items()}
+    return _as_lists({**found, **parts, **gradients})
+
+
+def _have_right_shapes(parts: dict[str, Any]) -> bool:
+    whole, rank, num_ranks = _reference(), dist.get_rank(), dist.get_world_size()
+    return all(
+        getattr(part, "shape", None) == _part(name, whole[name], rank, num_ranks).shape
+        for name, part in parts.items()
+    )
+
+
+def _as_lists(found: dict[str, Any]) -> dict[str, Any]:
     return {name: None if v is None else v.detach().tolist() for name, v in found.items()}
 
 
