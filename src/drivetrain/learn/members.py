@@ -29,6 +29,7 @@ class Members:
         self._file = file
         self.store = new_store(0, is_master=True)
         self._started: dict[str, tuple[BaseProcess, Connection]] = {}
+        self._killed: set[str] = set()
 
     def __enter__(self) -> Members:
         return self
@@ -56,6 +57,8 @@ class Members:
         if pid is None:
             raise ProcessLookupError(name)
         os.kill(pid, number)
+        if number == signal.SIGKILL:
+            self._killed.add(name)
 
     def has_ended(self, name: str, within_s: float) -> bool:
         self._started[name][0].join(within_s)
@@ -80,7 +83,7 @@ class Members:
     def failed(self) -> None:
         """Raise the Shortcoming of a member that has failed already, if there is one."""
         for name, (_, receiver) in self._started.items():
-            if receiver.poll(0):
+            if name not in self._killed and receiver.poll(0):
                 self.result(name, 0)
 
 

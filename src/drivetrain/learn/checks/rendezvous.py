@@ -18,11 +18,18 @@ from drivetrain.learn.members import Members, wait_until
 from drivetrain.learn.verdict import Passed
 
 _QUIET_S = 0.6
-_PATIENCE_S = 12.0
+_PATIENCE_S = 8.0
 
 
 def check(file: Path) -> Passed:
-    _judge_elastic(file)
+    # On a busy machine a process may come later than it was meant to; a wrong one fails each time.
+    for tries_left in (2, 1, 0):
+        try:
+            _judge_elastic(file)
+            break
+        except Shortcoming as found:
+            if tries_left == 0 or found.hint != "closed-too-early":
+                raise
     _judge_first_killed(file)
     _judge_slow_writer(file)
     return Passed(
@@ -39,11 +46,15 @@ def _judge_elastic(file: Path) -> None:
     with Members(file) as members:
         for name in "abcd":
             members.start(name, _trains, name)
+        wait_until(lambda: members.store.check([f"ready/{name}" for name in "abcd"]), _PATIENCE_S)
+        for name in "abcd":
+            members.store.set(f"go/{name}", "1")
             time.sleep(0.15)
         _judge_world(members, "abcd", 1, "4 processes come within a second")
         members.send_signal("c", signal.SIGKILL)
         members.store.set("lost/1", "c")
         _judge_world(members, "abd", 2, "c was killed, the others join again")
+        members.store.set("go/e", "1")
         members.start("e", _trains, "e")
         _judge_newcomer(members)
         _judge_world(members, "abde", 3, "e comes, and the others join again")
@@ -51,7 +62,8 @@ def _judge_elastic(file: Path) -> None:
 
 
 def _trains(module: Any, store: Any, name: str) -> None:
-    number = 0
+    store.set(f"ready/{name}", "1")
+    store.wait([f"go/{name}"], timedelta(seconds=30))
     while not store.check(["end"]):
         world = module.join(store, name, 2, _QUIET_S)
         number = int(world.number)
@@ -83,13 +95,7 @@ def _judge_world(members: Members, names: str, number: int, where: str) -> None:
     store = members.store
     keys = [f"joined/{name}/{number}" for name in names]
     if not wait_until(lambda: _any_failed(members) or store.check(keys), _PATIENCE_S):
-        absent = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
-        raise Shortcoming(
-            "left-out" if len(absent) < len(names) else "never-closed",
-            f"{', '.join(names)} are in world {number}",
-            f"{', '.join(absent)} did not get into it within {_PATIENCE_S:g} s",
-            where=where,
-        )
+        raise _not_all_in(store, names, number, where)
     members.failed()
     found = {name: json.loads(store.get(key)) for name, key in zip(names, keys, strict=True)}
     _judge_agreement(found, names, where)
@@ -97,7 +103,25 @@ def _judge_world(members: Members, names: str, number: int, where: str) -> None:
     if not wait_until(lambda: _any_failed(members) or store.check(sums), _PATIENCE_S):
         expected = f"a process group of {len(names)} ranks"
         raise Shortcoming("worlds-differ", expected, "they do not find each other", where=where)
-    members.failed()
+    if any(int(store.get(key)) != len(names) for key in sums):
+        expected = f"a sum over {len(names)} ranks"
+        raise Shortcoming("worlds-differ", expected, "another sum", where=where)
+
+
+def _not_all_in(store: Any, names: str, number: int, where: str) -> Shortcoming:
+    worlds = {
+        name: json.loads(store.get(f"joined/{name}/{number}"))
+        for name in names
+        if store.check([f"joined/{name}/{number}"])
+    }
+    absent = [name for name in names if name not in worlds]
+    hint = "left-out" if worlds or number > 1 else "never-closed"
+    if any(set(absent).isdisjoint(world) for world in worlds.values()):
+        hint = "closed-too-early"
+    found = [f"{', '.join(absent)} did not get into it within {_PATIENCE_S:g} s"]
+    found += [f"{name}: {', '.join(world)}" for name, world in worlds.items()]
+    expected = f"{', '.join(names)} are in world {number}"
+    return Shortcoming(hint, expected, "\n".join(found), where=where)
 
 
 def _any_failed(members: Members) -> bool:
