@@ -42,7 +42,7 @@ class FileMoments:
         self.moment("save() has returned")
         self._is_on = False
 
-    def moment(self, name: str, before_the_end: Callable[[], None] | None = None) -> None:
+    def moment(self, name: str, before_the_end: Callable[[], object] | None = None) -> None:
         """Here the rank may end."""
         if not self._is_on:
             return

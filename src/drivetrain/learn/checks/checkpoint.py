@@ -34,8 +34,8 @@ def check(file: Path) -> Passed:
             raise Shortcoming("old-step", "None from an empty folder", repr(nothing)[:80])
         seen = run_on_ranks(file, _save, _NUM_RANKS, (name, _FIRST_STEP))
         _judge_loaded(file, folder, _FIRST_STEP, _FIRST_STEP + 1, True, "nobody was killed")
-        for result in seen.results:
-            _judge_synced(*result[1:], folder)
+        for _, written, steps in seen.results:
+            _judge_synced(written, steps, folder)
         moments = _chosen([(rank, i) for rank, r in enumerate(seen.results) for i in range(r[0])])
         for number, (rank, moment) in enumerate(moments, 1):
             step = _FIRST_STEP + 2 * number

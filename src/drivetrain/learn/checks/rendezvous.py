@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.members import Members, wait_until
@@ -79,7 +80,7 @@ def _sum_over(store: Any, members: Sequence[str], name: str, number: int) -> int
     """A process group of this world: its members reach each other."""
     dist.init_process_group(
         "gloo",
-        store=dist.PrefixStore(f"gloo/{number}", store),
+        store=PrefixStore(f"gloo/{number}", store),
         rank=members.index(name),
         world_size=len(members),
         timeout=timedelta(seconds=_PATIENCE_S),

@@ -64,7 +64,7 @@ def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
 def _once(module: Any, recorder: Any) -> dict[str, Any]:
     first, second = _layers()
     pair = module.SplitPair(first, second)
-    parts = {name: getattr(pair, name, None) for name in _NAMES}
+    parts: dict[str, Any] = {name: getattr(pair, name, None) for name in _NAMES}
     if not _have_right_shapes(parts):
         return _as_lists(parts)  # forward would end with an error that says less
     inputs, weights = _inputs()
