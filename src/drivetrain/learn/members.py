@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from drivetrain.core.processes import end_child
 from drivetrain.learn.attempt import Shortcoming, as_shortcoming, import_once, line_in, load
 
-_PATIENCE = timedelta(seconds=30)
+_PATIENCE = timedelta(seconds=10)
 
 
 class Members:

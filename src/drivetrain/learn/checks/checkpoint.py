@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,10 +30,8 @@ _EXPECTED = "the newest step that was saved whole, with each rank's own shard"
 def check(file: Path) -> Passed:
     with tempfile.TemporaryDirectory(prefix="drivetrain-learn-") as name:
         folder = Path(name).resolve()
-        nothing = in_this_process(file, lambda module: module.load_newest(folder, 0))
-        if nothing is not None:
-            raise Shortcoming("old-step", "None from an empty folder", repr(nothing)[:80])
         seen = run_on_ranks(file, _save, _NUM_RANKS, (name, _FIRST_STEP))
+        in_this_process(file, _judge_empty)
         _judge_loaded(file, folder, _FIRST_STEP, _FIRST_STEP + 1, True, "nobody was killed")
         for _, written, steps in seen.results:
             _judge_synced(written, steps, folder)
@@ -52,6 +51,13 @@ def check(file: Path) -> Passed:
             "data is synced before its name is",
         ]
     )
+
+
+def _judge_empty(module: ModuleType) -> None:
+    with tempfile.TemporaryDirectory(prefix="drivetrain-learn-") as name:
+        found = module.load_newest(Path(name), 0)
+    if found is not None:
+        raise Shortcoming("old-step", "None from an empty folder", repr(found)[:80])
 
 
 def _chosen(moments: list[tuple[int, int]]) -> list[tuple[int, int]]:
