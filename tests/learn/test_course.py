@@ -35,7 +35,7 @@ _CORE = (
     "split_layer: no sum in the backward of f",
     "checkpoint: takes the newest folder",
 )
-_ON_PAPER = {
+_ON_PAPER: dict[str, tuple[str, ...]] = {
     # exercises of which a part is judged without any ranks, and the hints of that part
     "data_loader": (),
     "pipeline": ("held-too-many", "bubble", "incomplete-schedule", "not-gpipe", "order-differs"),
