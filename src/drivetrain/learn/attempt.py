@@ -61,11 +61,32 @@ def run_on_ranks(
     file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any] = ()
 ) -> Outcome:
     """`scenario(learner's module, recorder, *args)` on every rank; Shortcoming when one fails."""
+    outcome, failure = _run(file, scenario, num_ranks, args)
+    if failure:
+        raise _why(outcome, file, failure)
+    _refuse_careless(outcome, file)
+    return outcome
+
+
+def run_until_killed(
+    file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any] = ()
+) -> Outcome:
+    """As `run_on_ranks`, of a scenario that ends one of the ranks with SIGKILL."""
+    outcome, failure = _run(file, scenario, num_ranks, args)
+    if failure and "ended by signal 9" not in failure:
+        raise _why(outcome, file, failure)
+    return outcome
+
+
+def _run(
+    file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any]
+) -> tuple[Outcome, str]:
+    """What the ranks left behind, and what was wrong."""
     with tempfile.TemporaryDirectory(prefix="drivetrain-learn-") as folder:
         logs = [Path(folder) / f"{rank}.jsonl" for rank in range(num_ranks)]
         failure = ""
         results: list[Any] = []
-        _import_once()
+        import_once()
         try:
             results = run_ranks(
                 _on_rank, num_ranks, _TIMEOUT_S, args=(str(file), folder, scenario, tuple(args))
@@ -75,14 +96,11 @@ def run_on_ranks(
         outcome = Outcome(results, [read_record(log, rank) for rank, log in enumerate(logs)])
     if "still running" in failure and not all(record.has_begun for record in outcome.records):
         raise WorkerFailure(f"{failure}, before they reached {file.name}; is the machine busy?")
-    if failure:
-        raise _why(outcome, file, failure)
-    _refuse_careless(outcome, file)
-    return outcome
+    return outcome, failure
 
 
 @cache
-def _import_once() -> None:
+def import_once() -> None:
     """So that the time limit is the learner's code's own."""
     run_ranks(_nothing, 1, _IMPORTS_S)
 
@@ -107,12 +125,17 @@ def in_this_process(file: Path, function: Callable[[ModuleType], Any]) -> Any:
         return function(load(file))
     except Shortcoming:
         raise
-    except NotImplementedError as error:
-        raise _todo(str(error), file, _line_in(error, file)) from error
     except Exception as error:
-        raise _crash(
-            type(error).__name__, str(error), file, _line_in(error, file), "this process"
-        ) from error
+        name = type(error).__name__
+        line = line_in(error, file)
+        raise as_shortcoming(name, str(error), file, line, "this process") from error
+
+
+def as_shortcoming(kind: str, text: str, file: Path, line: int, where: str) -> Shortcoming:
+    """An exception of the learner's code, by the name of its class."""
+    if kind == "NotImplementedError":
+        return _todo(text, file, line)
+    return _crash(kind, text, file, line, where)
 
 
 def _on_rank(file: str, folder: str, scenario: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -127,7 +150,7 @@ def _on_rank(file: str, folder: str, scenario: Callable[..., Any], args: tuple[A
         module = load(Path(file))
         result = scenario(module, recorder, *args)
     except BaseException as error:
-        recorder.error(error, _line_in(error, Path(file)))
+        recorder.error(error, line_in(error, Path(file)))
         raise
     recorder.stop()
     _wait_for_others(Path(folder))
@@ -144,7 +167,7 @@ def _wait_for_others(folder: Path) -> None:
         time.sleep(0.005)
 
 
-def _line_in(error: BaseException, file: Path) -> int:
+def line_in(error: BaseException, file: Path) -> int:
     if isinstance(error, SyntaxError) and error.lineno:
         return error.lineno
     lines = [

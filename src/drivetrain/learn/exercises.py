@@ -69,11 +69,8 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-PHASES = (Phase(1, "phase1_data_parallel", "One node: data parallel training"),)
-
-_ONE = PHASES[0]
-
-EXERCISES = (
+_ONE = Phase(1, "phase1_data_parallel", "One node: data parallel training")
+_PHASE_ONE = (
     Exercise("data_loader", _ONE, "Every sample once, on any number of ranks", "data_loader:check"),
     Exercise("trainer", _ONE, "Average gradients, weighted by tokens", "trainer:check"),
     Exercise("naive_allreduce", _ONE, "All-reduce through rank 0", "all_reduce:check_naive"),
@@ -84,6 +81,27 @@ EXERCISES = (
     Exercise("ring_allreduce", _ONE, "All-reduce around a ring", "all_reduce:check_ring"),
     Exercise("measure", _ONE, "Measure latency and bandwidth", "measure:check"),
 )
+
+_TWO = Phase(2, "phase2_memory_and_models", "Memory and models")
+_PHASE_TWO = (
+    Exercise("accumulation", _TWO, "Many micro-batches, one reduction", "accumulation:check"),
+    Exercise("loss_scaling", _TWO, "fp16 with loss scaling, and bf16", "loss_scaling:check"),
+    Exercise("recomputation", _TWO, "Compute activations again", "recomputation:check"),
+    Exercise("split_layer", _TWO, "Two layers split by column and row", "split_layer:check"),
+    Exercise("pipeline", _TWO, "A pipeline: GPipe and 1F1B", "pipeline:check"),
+)
+
+_FOUR = Phase(4, "phase4_production", "Production")
+_PHASE_FOUR = (
+    Exercise("checkpoint", _FOUR, "A checkpoint that survives kill -9", "checkpoint:check"),
+    Exercise("resume", _FOUR, "Resume to the last bit", "resume:check"),
+    Exercise("failure_detection", _FOUR, "Dead or slow?", "failure_detection:check"),
+    Exercise("rendezvous", _FOUR, "Agree on a new world", "rendezvous:check"),
+    Exercise("stragglers", _FOUR, "Name the slow rank", "stragglers:check"),
+)
+
+PHASES = (_ONE, _TWO, _FOUR)
+EXERCISES = (*_PHASE_ONE, *_PHASE_TWO, *_PHASE_FOUR)
 
 
 def exercise_named(name: str) -> Exercise:
