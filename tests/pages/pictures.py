@@ -1,0 +1,211 @@
+"""The lectures' pictures, computed by the formulas of the chapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log2
+
+from tests.pages.svg import COLORS, FAINT, PALE, Axis, Bar, Curve, Drawing, bars, chart
+
+
+def ways_to_divide() -> str:
+    drawing = Drawing(760, 290, "Three ways to divide a training between two devices")
+    for index, (name, said) in enumerate(
+        [
+            ("data parallel", "samples are divided"),
+            ("tensor parallel", "each layer is divided"),
+            ("pipeline parallel", "the stack of layers is divided"),
+        ]
+    ):
+        left = 30 + 245 * index
+        drawing.text(left + 105, 28, name, size=15)
+        drawing.text(left + 105, 278, said)
+        for device in range(2):
+            x = left + 115 * device
+            drawing.rect(x, 42, 95, 190, "#ffffff", FAINT)
+            drawing.text(x + 47, 252, f"device {device}")
+            for layer in range(4):
+                y = 190 - 44 * layer
+                if index == 2 and layer // 2 != device:
+                    continue
+                part = 40 if index == 1 else 80
+                shift = 40 * device if index == 1 else 0
+                drawing.rect(x + 8 + shift, y, part, 34, PALE[layer], COLORS[layer])
+                drawing.text(x + 8 + shift + part / 2, y + 22, f"L{layer}")
+    return drawing.svg()
+
+
+_STATES = ("weights", "gradients", "optimizer state")
+
+
+def memory_by_stage() -> str:
+    weights, gradients, state = (7.5 * size for size in (2, 2, 12))
+    rows = [
+        ("every device has all", (weights, gradients, state)),
+        ("ZeRO 1", (weights, gradients, state / 64)),
+        ("ZeRO 2", (weights, gradients / 64, state / 64)),
+        ("ZeRO 3, FSDP", (weights / 64, gradients / 64, state / 64)),
+    ]
+    return bars(
+        "Memory per device: 7.5 billion parameters, 64 devices, mixed precision with Adam",
+        _STATES,
+        [Bar(name, parts, f"{sum(parts):.1f} GB") for name, parts in rows],
+    )
+
+
+def all_reduce_times() -> str:
+    """64 ranks, 10 µs and 10 GB/s: stated in the chapter."""
+    n, latency_s, rate = 64, 10e-6, 10e9
+    sizes = [2.0**power for power in range(10, 31)]
+
+    def curve(name: str, rounds: float, share: float) -> Curve:
+        return Curve(name, tuple((s, 1e3 * (rounds * latency_s + share * s / rate)) for s in sizes))
+
+    return chart(
+        "An all-reduce on 64 ranks, by the model (10 µs and 10 GB/s a message)",
+        Axis(
+            "bytes",
+            tuple(2.0**power for power in (10, 15, 20, 25, 30)),
+            ("1 KiB", "32 KiB", "1 MiB", "32 MiB", "1 GiB"),
+            is_log=True,
+        ),
+        Axis("milliseconds", (0.1, 1, 10, 100, 1000, 10000), is_log=True),
+        [
+            curve("through rank 0", 2 * (n - 1), 2 * (n - 1)),
+            curve("tree", 2 * log2(n), 2 * log2(n)),
+            curve("ring", 2 * (n - 1), 2 * (n - 1) / n),
+            curve("recursive halving", 2 * log2(n), 2 * (n - 1) / n),
+        ],
+    )
+
+
+def ring_steps() -> str:
+    drawing = Drawing(760, 300, "Reduce-scatter around a ring of four ranks")
+    drawing.text(20, 26, "Reduce-scatter around a ring: which chunks are summed", "start", 15)
+    for step in range(4):
+        left = 30 + 183 * step
+        drawing.text(left + 70, 54, "before" if step == 0 else f"after step {step}")
+        for rank in range(4):
+            y = 66 + 50 * rank
+            if step == 0:
+                drawing.text(left - 5, y + 22, f"r{rank}", "end", 12)
+            for chunk in range(4):
+                # chunk c begins at rank c and has been added to on the way here
+                hops = (rank - chunk) % 4
+                num_added = hops + 1 if hops <= step else 1
+                shade = PALE[0] if num_added == 1 else PALE[num_added - 1]
+                drawing.rect(left + 36 * chunk, y, 34, 34, shade, FAINT)
+                drawing.text(left + 36 * chunk + 17, y + 22, str(num_added))
+    drawing.text(
+        380, 284, "number of ranks whose values are in each chunk; 4 is the finished sum", size=13
+    )
+    return drawing.svg()
+
+
+def _slots(schedule: str, stages: int, batches: int) -> list[tuple[int, int, int, str, int]]:
+    """(stage, begin, length, kind, micro-batch): a forward takes 1, a backward 2."""
+    slots: list[tuple[int, int, int, str, int]] = []
+    done: dict[tuple[str, int, int], int] = {}
+    queues = {stage: _order(schedule, stage, stages, batches) for stage in range(stages)}
+    free = dict.fromkeys(range(stages), 0)
+    while any(queues.values()):
+        for stage, queue in queues.items():
+            while queue:
+                kind, batch = queue[0]
+                before = (kind, stage - 1 if kind == "F" else stage + 1, batch)
+                is_first = stage == (0 if kind == "F" else stages - 1)
+                needs = ("F", stage, batch) if is_first and kind == "B" else before
+                if not (is_first and kind == "F") and needs not in done:
+                    break
+                begin = max(free[stage], done.get(needs, 0))
+                length = 1 if kind == "F" else 2
+                done[kind, stage, batch] = free[stage] = begin + length
+                slots.append((stage, begin, length, kind, batch))
+                queue.pop(0)
+    return slots
+
+
+def _order(schedule: str, stage: int, stages: int, batches: int) -> list[tuple[str, int]]:
+    if schedule == "gpipe":
+        return [("F", i) for i in range(batches)] + [("B", i) for i in range(batches)]
+    warm = min(stages - 1 - stage, batches)
+    order = [("F", i) for i in range(warm)]
+    for i in range(batches - warm):
+        order += [("F", warm + i), ("B", i)]
+    return order + [("B", i) for i in range(batches - warm, batches)]
+
+
+def pipeline_schedules() -> str:
+    stages, batches, unit = 4, 6, 25
+    drawing = Drawing(760, 400, "GPipe and 1F1B: four stages, six micro-batches")
+    for index, (name, said) in enumerate(
+        [
+            ("gpipe", "GPipe: all forwards, then all backwards (6 micro-batches held)"),
+            ("1f1b", "1F1B: the same idle time, at most 4 micro-batches held"),
+        ]
+    ):
+        top = 20 + 190 * index
+        drawing.text(60, top + 12, said, "start", 14)
+        for stage in range(stages):
+            drawing.text(52, top + 43 + 36 * stage, f"stage {stage}", "end", 12)
+            drawing.rect(60, top + 24 + 36 * stage, unit * 27, 30, "#ffffff", "#d3dedb")
+        for stage, begin, length, kind, batch in _slots(name, stages, batches):
+            color = 0 if kind == "F" else 1
+            x, y = 60 + unit * begin, top + 24 + 36 * stage
+            drawing.rect(x, y, unit * length, 30, PALE[color], COLORS[color])
+            drawing.text(x + unit * length / 2, y + 20, str(batch), size=12)
+    return drawing.svg()
+
+
+def speed_ups() -> str:
+    ranks = [2.0**power for power in range(11)]
+
+    def amdahl(serial: float) -> Curve:
+        points = tuple((n, 1 / (serial + (1 - serial) / n)) for n in ranks)
+        return Curve(f"Amdahl, {serial:.0%} serial", points)
+
+    return chart(
+        "Speed-up by Amdahl (fixed work) and Gustafson (work grows)",
+        Axis("devices", (1, 4, 16, 64, 256, 1024), is_log=True),
+        Axis("times as fast", (1, 4, 16, 64, 256, 1024), is_log=True),
+        [
+            Curve("Gustafson, 5% serial", tuple((n, n - 0.05 * (n - 1)) for n in ranks)),
+            amdahl(0.01),
+            amdahl(0.05),
+            amdahl(0.2),
+        ],
+    )
+
+
+def compute_optimal() -> str:
+    """The published fit of Hoffmann et al. 2022, third approach."""
+    curves = []
+    for compute, name in ((1e20, "10²⁰ operations"), (1e22, "10²²"), (1e24, "10²⁴")):
+        points = []
+        for step in range(61):
+            n = 10 ** (8 + step / 15)
+            tokens = compute / (6 * n)
+            points.append((n, 1.69 + 406.4 / n**0.34 + 410.7 / tokens**0.28))
+        curves.append(Curve(name, tuple(points)))
+    return chart(
+        "Loss by model size at a fixed amount of compute (Hoffmann et al. 2022)",
+        Axis(
+            "parameters",
+            (1e8, 1e9, 1e10, 1e11, 1e12),
+            ("0.1 B", "1 B", "10 B", "100 B", "1 T"),
+            True,
+        ),
+        Axis("loss", (1.8, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0)),
+        curves,
+    )
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "ways-to-divide": ways_to_divide,
+    "memory-by-stage": memory_by_stage,
+    "all-reduce-times": all_reduce_times,
+    "ring-steps": ring_steps,
+    "pipeline-schedules": pipeline_schedules,
+    "speed-ups": speed_ups,
+    "compute-optimal": compute_optimal,
+}
