@@ -200,6 +200,88 @@ def compute_optimal() -> str:
     )
 
 
+def interval_costs() -> str:
+    """A save of 30 s, a failure every 3 hours: the chapter's example."""
+    save_s, mtbf_s = 30.0, 3 * 3600.0
+    minutes = [0.5 * 1.15**step for step in range(40)]
+
+    def curve(name: str, cost: Callable[[float], float]) -> Curve:
+        return Curve(name, tuple((m, 100 * cost(60 * m)) for m in minutes))
+
+    return chart(
+        "Time lost by interval: a save costs 30 s, a failure comes every 3 hours",
+        Axis("minutes between saves", (1, 2, 5, 10, 20, 50, 100), is_log=True),
+        Axis("per cent of the time", (0, 10, 20, 30, 40, 50)),
+        [
+            curve("both", lambda t: save_s / t + t / (2 * mtbf_s)),
+            curve("saving", lambda t: save_s / t),
+            curve("work done again", lambda t: t / (2 * mtbf_s)),
+        ],
+    )
+
+
+def goodput_by_size() -> str:
+    """docs/simulate.md has the table, and what the three stand for."""
+    devices = (1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
+    found = {
+        "live replicas": (99.6, 99.4, 98.9, 98.4, 97.5, 95.5, 92.4),
+        "supervised": (98.3, 98.5, 97.6, 96.2, 93.7, 87.9, 79.8),
+        "a launcher's defaults": (93.6, 89.1, 76.8, 59.4, 35.6, 8.0, 0.7),
+    }
+    return chart(
+        "Simulated goodput by size, at the failure rate of Llama 3's nodes",
+        Axis("devices", (1e3, 1e4, 1e5), ("1,000", "10,000", "100,000"), is_log=True),
+        Axis("useful time, per cent", (0, 20, 40, 60, 80, 100)),
+        [Curve(k, tuple(zip(devices, v, strict=True)), dots=True) for k, v in found.items()],
+    )
+
+
+def a_failure() -> str:
+    drawing = Drawing(760, 190, "What a failure costs")
+    drawing.text(20, 26, "What one failure costs", "start", 15)
+    pieces = [
+        (30, "save", 2),
+        (120, "useful", 0),
+        (30, "save", 2),
+        (110, "work", 3),
+        (60, "notice", 1),
+        (110, "restart", 1),
+        (110, "again", 3),
+        (110, "useful", 0),
+    ]
+    x = 40.0
+    for width, said, color in pieces:
+        drawing.rect(x, 60, width, 46, PALE[color], COLORS[color])
+        drawing.text(x + width / 2, 87, said if width > 40 else "", size=12)
+        x += width
+    drawing.text(55, 124, "save", size=12)
+    drawing.text(205, 124, "save", size=12)
+    drawing.arrow((330, 44), (330, 59))
+    drawing.text(330, 40, "failure", size=12)
+    drawing.line([(220, 140), (220, 150), (610, 150), (610, 140)], FAINT)
+    drawing.text(415, 170, "lost: since the last save, until noticed, until restarted", size=13)
+    return drawing.svg()
+
+
+def commit_order() -> str:
+    drawing = Drawing(760, 210, "A checkpoint is committed by its manifest")
+    drawing.text(20, 26, "Data first, made durable; the manifest last, by one rename", "start", 15)
+    names = ["data-00000.bin", "data-00001.bin", "index.json", "manifest.json"]
+    for index, name in enumerate(names):
+        x = 40 + 175 * index
+        color = 1 if index == 3 else 0
+        drawing.rect(x, 60, 150, 44, PALE[color], COLORS[color])
+        drawing.text(x + 75, 87, name)
+        if index:
+            drawing.arrow((x - 24, 82), (x - 3, 82))
+    drawing.line([(40, 122), (40, 132), (540, 132), (540, 122)], FAINT)
+    drawing.text(290, 156, "killed here: no checkpoint, the one before counts")
+    drawing.line([(570, 122), (570, 132), (720, 132), (720, 122)], FAINT)
+    drawing.text(645, 156, "from here: whole")
+    drawing.text(380, 190, "a reader that finds no manifest ignores the folder", size=13)
+    return drawing.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "ways-to-divide": ways_to_divide,
     "memory-by-stage": memory_by_stage,
@@ -208,4 +290,8 @@ PICTURES: dict[str, Callable[[], str]] = {
     "pipeline-schedules": pipeline_schedules,
     "speed-ups": speed_ups,
     "compute-optimal": compute_optimal,
+    "interval-costs": interval_costs,
+    "goodput-by-size": goodput_by_size,
+    "a-failure": a_failure,
+    "commit-order": commit_order,
 }
