@@ -32,14 +32,18 @@ def refreshed(page: str) -> str:
         said = _printed(block[1], names)
         return f"```python\n{block[1]}```\n" + (f"\n```text\n{said}```\n" if said else "")
 
-    with torch.random.fork_rng(devices=[]):
-        return _BLOCK.sub(with_output, page)
+    num_threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _BLOCK.sub(with_output, page)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _printed(code: str, names: dict[str, Any]) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        exec(compile(code, "lecture", "exec"), names)  # noqa: S102  our own pages
+        exec(compile(code, "lecture", "exec", dont_inherit=True), names)  # noqa: S102  our own pages
     return said.getvalue()
 
 

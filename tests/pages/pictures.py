@@ -282,6 +282,90 @@ def commit_order() -> str:
     return drawing.svg()
 
 
+_FORMATS = (
+    ("fp32", 8, 23),
+    ("tf32", 8, 10),
+    ("bf16", 8, 7),
+    ("fp16", 5, 10),
+    ("fp8 E5M2", 5, 2),
+    ("fp8 E4M3", 4, 3),
+)
+
+
+def number_formats() -> str:
+    drawing = Drawing(760, 76 + 40 * len(_FORMATS), "Sign, exponent and mantissa bits of formats")
+    drawing.text(
+        20, 26, "One sign bit, then exponent bits (range), then mantissa bits", "start", 15
+    )
+    for row, (name, exponent, mantissa) in enumerate(_FORMATS):
+        y = 46 + 40 * row
+        drawing.text(105, y + 20, name, "end")
+        for bit in range(1 + exponent + mantissa):
+            color = 4 if bit == 0 else 1 if bit <= exponent else 0
+            drawing.rect(115 + 16 * bit, y, 15, 28, PALE[color], COLORS[color])
+        right = 125 + 16 * (1 + exponent + mantissa)
+        drawing.text(right, y + 20, f"{exponent} + {mantissa}", "start")
+    drawing.text(
+        20,
+        62 + 40 * len(_FORMATS),
+        "tf32 is stored in 32 bits; tensor cores read 19 of them",
+        "start",
+    )
+    return drawing.svg()
+
+
+def format_ranges() -> str:
+    """From the smallest subnormal to the largest number, in powers of two."""
+    spans = (
+        ("fp32", -149, 128),
+        ("bf16", -133, 128),
+        ("fp16", -24, 16),
+        ("fp8 E5M2", -16, 16),
+        ("fp8 E4M3", -9, 9),
+    )
+    drawing = Drawing(760, 90 + 40 * len(spans), "Ranges of number formats")
+    drawing.text(20, 26, "From the smallest number to the largest, in powers of two", "start", 15)
+
+    def place(power: float) -> float:
+        return 110 + (power + 150) * 2.2
+
+    bottom = 46 + 40 * len(spans)
+    for power in (-150, -100, -50, 0, 50, 100):
+        drawing.line([(place(power), 42), (place(power), bottom)], "#d3dedb", 1)
+        drawing.text(place(power), bottom + 18, f"2^{power}")
+    for row, (name, low, high) in enumerate(spans):
+        y = 48 + 40 * row
+        drawing.text(100, y + 19, name, "end")
+        drawing.rect(place(low), y, place(high) - place(low), 28, PALE[row % 3], COLORS[row % 3])
+    return drawing.svg()
+
+
+def mixed_precision_step() -> str:
+    drawing = Drawing(760, 240, "A step of mixed precision")
+    drawing.text(20, 26, "A step: 32-bit boxes keep, 16-bit boxes multiply", "start", 15)
+    boxes = {
+        "master": (30, 60, "weights, fp32", 0),
+        "copy": (220, 60, "weights, 16 bits", 1),
+        "forward": (410, 60, "forward, 16 bits", 1),
+        "loss": (600, 60, "loss, fp32", 0),
+        "backward": (600, 160, "× scale, backward", 1),
+        "gradients": (410, 160, "gradients, 16 bits", 1),
+        "unscaled": (220, 160, "÷ scale, fp32, clip", 0),
+        "adam": (30, 160, "optimizer, fp32", 0),
+    }
+    for x, y, said, color in boxes.values():
+        drawing.rect(x, y, 140, 46, PALE[color], COLORS[color])
+        drawing.text(x + 70, y + 28, said)
+    for y, direction in ((83, 1), (183, -1)):
+        for gap in (170, 360, 550):
+            start, end = (gap, gap + 50) if direction == 1 else (gap + 50, gap)
+            drawing.arrow((start, y), (end, y))
+    drawing.arrow((670, 106), (670, 160))
+    drawing.arrow((100, 160), (100, 106))
+    drawing.text(380, 228, "the scale is for fp16; bf16 has fp32's range and goes without")
+    return drawing.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "ways-to-divide": ways_to_divide,
     "memory-by-stage": memory_by_stage,
@@ -294,4 +378,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "goodput-by-size": goodput_by_size,
     "a-failure": a_failure,
     "commit-order": commit_order,
+    "number-formats": number_formats,
+    "format-ranges": format_ranges,
+    "mixed-precision-step": mixed_precision_step,
 }
