@@ -366,6 +366,66 @@ def mixed_precision_step() -> str:
     return drawing.svg()
 
 
+def roofline() -> str:
+    """An H100 by its data sheet: 989e12 operations and 3.35e12 bytes a second."""
+    peak, rate = 989.0, 3.35
+    intensities = [2.0 ** (power / 4) for power in range(-12, 49)]
+    return chart(
+        "Roofline of an H100 in bf16, by its data sheet",
+        Axis("operations per byte", (0.125, 1, 8, 64, 512, 4096), is_log=True),
+        Axis("Tera-operations a second", (0.1, 1, 10, 100, 1000), is_log=True),
+        [
+            Curve("what can be reached", tuple((i, min(peak, rate * i)) for i in intensities)),
+            Curve("adding: 1/6", ((1 / 6, 0.1), (1 / 6, rate / 6)), dots=True),
+            Curve("one operation a byte", ((1, 0.1), (1, rate)), dots=True),
+            Curve("4,096³ product: 1,365", ((1365, 0.1), (1365, peak)), dots=True),
+        ],
+    )
+
+
+def overlap() -> str:
+    drawing = Drawing(760, 280, "Exchanges after backward, and beside it")
+    rows = [
+        ("after backward", 0, [(300, "exchange", 240)]),
+        ("in buckets", 1, [(180, "1", 60), (240, "2", 60), (300, "3", 60), (360, "4", 60)]),
+    ]
+    for name, index, sends in rows:
+        top = 30 + 120 * index
+        drawing.text(20, top + 12, name, "start", 15)
+        for y, said in ((top + 24, "compute"), (top + 60, "link")):
+            drawing.text(92, y + 20, said, "end", 12)
+        drawing.rect(100, top + 24, 100, 30, PALE[0], COLORS[0])
+        drawing.text(150, top + 44, "forward")
+        drawing.rect(200, top + 24, 200, 30, PALE[1], COLORS[1])
+        drawing.text(300, top + 44, "backward")
+        for begin, said, width in sends:
+            drawing.rect(begin + 100, top + 60, width, 30, PALE[2], COLORS[2])
+            drawing.text(begin + 100 + width / 2, top + 80, said)
+        end = max(begin + width for begin, _, width in sends) + 100
+        drawing.rect(end, top + 24, 60, 30, PALE[3], COLORS[3])
+        drawing.text(end + 30, top + 44, "step")
+    drawing.text(
+        380, 268, "the exchange takes as long; a bucket leaves when its gradients are there"
+    )
+    return drawing.svg()
+
+
+def where_time_goes() -> str:
+    """The first five runs of benchmarks/results/ledger/table.md, in seconds."""
+    rows = {
+        "clean": (16.30, 2.43, 1.22, 6.22, 0.0),
+        "killed": (15.38, 2.31, 1.12, 5.86, 1.59),
+        "preempted": (19.81, 2.57, 1.74, 11.82, 3.68),
+        "stalled": (19.10, 3.23, 1.62, 6.75, 3.59),
+        "resized": (13.80, 5.92, 1.50, 8.70, 6.03),
+    }
+    return bars(
+        "Where five short runs spent their seconds (benchmarks/results/ledger)",
+        ("productive", "communication", "data, saves", "start-up", "failures"),
+        [Bar(k, v, f"{sum(v):.1f} s") for k, v in rows.items()],
+    )
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "ways-to-divide": ways_to_divide,
     "memory-by-stage": memory_by_stage,
@@ -381,4 +441,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "number-formats": number_formats,
     "format-ranges": format_ranges,
     "mixed-precision-step": mixed_precision_step,
+    "roofline": roofline,
+    "overlap": overlap,
+    "where-time-goes": where_time_goes,
 }
