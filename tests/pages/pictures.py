@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log2
+from math import log2, log10
 
 from tests.pages.svg import COLORS, FAINT, PALE, Axis, Bar, Curve, Drawing, bars, chart
 
@@ -426,6 +426,123 @@ def where_time_goes() -> str:
     )
 
 
+def rails() -> str:
+    drawing = Drawing(760, 330, "Two nodes of four devices, with one adapter per device")
+    drawing.text(20, 26, "Two nodes with one adapter per device: rails", "start", 15)
+    for node in range(2):
+        left = 40 + 370 * node
+        drawing.rect(left, 150, 310, 150, "#ffffff", FAINT)
+        drawing.text(left + 155, 290, f"node {node}", size=13)
+        drawing.rect(left + 15, 232, 280, 34, PALE[0], COLORS[0])
+        drawing.text(left + 155, 254, "NVLink switch")
+        for device in range(4):
+            x = left + 20 + 72 * device
+            drawing.line([(x + 28, 212), (x + 28, 232)], COLORS[0], 3)
+            drawing.rect(x, 180, 56, 32, PALE[2], COLORS[2])
+            drawing.text(x + 28, 201, f"r{4 * node + device}")
+            drawing.line([(x + 28, 166), (x + 28, 180)], COLORS[1], 2)
+            drawing.rect(x + 8, 152, 40, 14, PALE[1], COLORS[1])
+            drawing.line([(x + 28, 152), (150 + 150 * device, 92)], COLORS[1], 1.5)
+    for rail in range(4):
+        drawing.rect(100 + 150 * rail, 60, 100, 32, PALE[3], COLORS[3])
+        drawing.text(150 + 150 * rail, 81, f"rail {rail}")
+    drawing.text(
+        380, 320, "device i of each node meets device i of the others on one switch", size=13
+    )
+    return drawing.svg()
+
+
+def link_rates() -> str:
+    """docs/networking.md has the table with its sources; GB/s, one direction, per device."""
+    rates = [
+        ("memory of an H100", 3350.0),
+        ("NVLink 4", 450.0),
+        ("PCI Express 5 × 16", 63.0),
+        ("InfiniBand NDR", 50.0),
+        ("Ethernet 100 Gbit/s", 12.5),
+        ("Ethernet 10 Gbit/s", 1.25),
+    ]
+    drawing = Drawing(760, 60 + 40 * len(rates), "Rates of links, on a logarithmic scale")
+    drawing.text(
+        20, 26, "GB/s in one direction, by their makers (each grid line: ten times)", "start", 15
+    )
+    for power in range(5):
+        x = 190 + 110 * power
+        drawing.line([(x, 40), (x, 46 + 40 * len(rates))], "#d3dedb", 1)
+    for row, (name, rate) in enumerate(rates):
+        y = 44 + 40 * row
+        width = 110 * log10(rate)
+        drawing.text(180, y + 19, name, "end")
+        drawing.rect(190, y, max(width, 4), 28, PALE[row % 3], COLORS[row % 3])
+        drawing.text(198 + width, y + 19, f"{rate:g}", "start")
+    return drawing.svg()
+
+
+def two_levels() -> str:
+    drawing = Drawing(760, 220, "A hierarchical all-reduce")
+    drawing.text(
+        20, 26, "All-reduce on two levels: only one part in eight crosses the network", "start", 15
+    )
+    stages = [
+        ("reduce-scatter", "inside each node", "each rank: 1/8 of its node's sum", 0),
+        ("all-reduce", "between nodes, rank by rank", "each rank: 1/8 of the whole sum", 1),
+        ("all-gather", "inside each node", "each rank: the whole sum", 0),
+    ]
+    for index, (name, where, after, color) in enumerate(stages):
+        x = 30 + 245 * index
+        drawing.rect(x, 60, 210, 74, PALE[color], COLORS[color])
+        drawing.text(x + 105, 90, name, size=15)
+        drawing.text(x + 105, 114, where)
+        drawing.text(x + 105, 164, after, size=12)
+        if index:
+            drawing.arrow((x - 33, 97), (x - 3, 97))
+    drawing.text(
+        380, 200, "8 ranks in a node: the slow links carry S/8 per rank instead of S", size=13
+    )
+    return drawing.svg()
+
+
+def reducer() -> str:
+    drawing = Drawing(760, 300, "DDP's reducer: hooks, buckets, all-reduces")
+    drawing.text(20, 26, "DDP: each gradient reports to its bucket; a full bucket is sent", "start", 15)
+    layers = ["layer 1", "layer 2", "layer 3", "layer 4", "layer 5", "layer 6"]
+    for index, name in enumerate(layers):
+        x = 40 + 115 * index
+        drawing.rect(x, 60, 95, 36, PALE[0], COLORS[0])
+        drawing.text(x + 47, 83, name)
+        drawing.arrow((x + 47, 96), (x + 47, 138))
+    for bucket, left in enumerate((500, 270, 40)):
+        drawing.rect(left, 140, 210, 40, PALE[1], COLORS[1])
+        drawing.text(left + 105, 165, f"bucket {bucket + 1}")
+        drawing.arrow((left + 105, 180), (left + 105, 212))
+    drawing.rect(40, 214, 670, 36, PALE[2], COLORS[2])
+    drawing.text(375, 237, "all-reduce, bucket 1 first: it is full when backward has passed layers 6 and 5")
+    drawing.arrow((700, 52), (60, 52), COLORS[3])
+    drawing.text(380, 46, "backward", size=12)
+    drawing.text(375, 280, "the last bucket, of the first layers, has nothing left to hide behind")
+    return drawing.svg()
+
+
+def negotiation() -> str:
+    drawing = Drawing(760, 270, "Horovod's coordinator agrees on an order")
+    drawing.text(20, 26, "Horovod: ranks report what is ready; rank 0 answers with an order", "start", 15)
+    ready = [("rank 0", "A, B, C"), ("rank 1", "A, C"), ("rank 2", "C, A, B")]
+    for index, (name, tensors) in enumerate(ready):
+        y = 60 + 60 * index
+        drawing.rect(40, y, 180, 42, PALE[0], COLORS[0])
+        drawing.text(130, y + 26, f"{name} has {tensors}")
+        drawing.arrow((220, y + 21), (298, 141))
+    drawing.rect(300, 110, 170, 62, PALE[1], COLORS[1])
+    drawing.text(385, 136, "ready on all ranks:")
+    drawing.text(385, 158, "A and C")
+    drawing.arrow((470, 141), (540, 141))
+    drawing.rect(542, 110, 180, 62, PALE[2], COLORS[2])
+    drawing.text(632, 136, "everyone: one fused")
+    drawing.text(632, 158, "all-reduce of A, C")
+    drawing.text(380, 250, "B waits for the next cycle, until rank 1 has it too")
+    return drawing.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "ways-to-divide": ways_to_divide,
     "memory-by-stage": memory_by_stage,
@@ -441,6 +558,11 @@ PICTURES: dict[str, Callable[[], str]] = {
     "number-formats": number_formats,
     "format-ranges": format_ranges,
     "mixed-precision-step": mixed_precision_step,
+    "reducer": reducer,
+    "negotiation": negotiation,
+    "rails": rails,
+    "link-rates": link_rates,
+    "two-levels": two_levels,
     "roofline": roofline,
     "overlap": overlap,
     "where-time-goes": where_time_goes,
