@@ -504,7 +504,9 @@ def two_levels() -> str:
 
 def reducer() -> str:
     drawing = Drawing(760, 300, "DDP's reducer: hooks, buckets, all-reduces")
-    drawing.text(20, 26, "DDP: each gradient reports to its bucket; a full bucket is sent", "start", 15)
+    drawing.text(
+        20, 26, "DDP: each gradient reports to its bucket; a full bucket is sent", "start", 15
+    )
     layers = ["layer 1", "layer 2", "layer 3", "layer 4", "layer 5", "layer 6"]
     for index, name in enumerate(layers):
         x = 40 + 115 * index
@@ -516,7 +518,9 @@ def reducer() -> str:
         drawing.text(left + 105, 165, f"bucket {bucket + 1}")
         drawing.arrow((left + 105, 180), (left + 105, 212))
     drawing.rect(40, 214, 670, 36, PALE[2], COLORS[2])
-    drawing.text(375, 237, "all-reduce, bucket 1 first: it is full when backward has passed layers 6 and 5")
+    drawing.text(
+        375, 237, "all-reduce, bucket 1 first: it is full when backward has passed layers 6 and 5"
+    )
     drawing.arrow((700, 52), (60, 52), COLORS[3])
     drawing.text(380, 46, "backward", size=12)
     drawing.text(375, 280, "the last bucket, of the first layers, has nothing left to hide behind")
@@ -525,7 +529,9 @@ def reducer() -> str:
 
 def negotiation() -> str:
     drawing = Drawing(760, 270, "Horovod's coordinator agrees on an order")
-    drawing.text(20, 26, "Horovod: ranks report what is ready; rank 0 answers with an order", "start", 15)
+    drawing.text(
+        20, 26, "Horovod: ranks report what is ready; rank 0 answers with an order", "start", 15
+    )
     ready = [("rank 0", "A, B, C"), ("rank 1", "A, C"), ("rank 2", "C, A, B")]
     for index, (name, tensors) in enumerate(ready):
         y = 60 + 60 * index
