@@ -549,6 +549,52 @@ def negotiation() -> str:
     return drawing.svg()
 
 
+def ray_cluster() -> str:
+    drawing = Drawing(760, 330, "A Ray cluster: head, nodes, workers, object stores")
+    drawing.text(20, 26, "A Ray cluster", "start", 15)
+    drawing.rect(40, 50, 200, 90, PALE[1], COLORS[1])
+    drawing.text(140, 78, "global control store")
+    drawing.text(140, 100, "nodes, actors, jobs", size=12)
+    drawing.text(140, 122, "head", size=12)
+    drawing.rect(300, 50, 180, 90, PALE[3], COLORS[3])
+    drawing.text(390, 88, "driver")
+    drawing.text(390, 112, "your program", size=12)
+    for node in range(2):
+        left = 40 + 360 * node
+        drawing.rect(left, 180, 320, 130, "#ffffff", FAINT)
+        drawing.text(left + 160, 302, f"node {node}", size=12)
+        drawing.rect(left + 15, 195, 90, 40, PALE[2], COLORS[2])
+        drawing.text(left + 60, 220, "raylet")
+        for worker in range(2):
+            x = left + 120 + 95 * worker
+            drawing.rect(x, 195, 85, 40, PALE[0], COLORS[0])
+            drawing.text(x + 42, 220, "worker")
+        drawing.rect(left + 15, 246, 285, 36, PALE[4], COLORS[4])
+        drawing.text(left + 157, 269, "object store (shared memory)")
+        drawing.line([(140, 140), (left + 60, 195)], COLORS[1], 1.5)
+    drawing.line([(390, 140), (300, 195)], COLORS[3], 1.5)
+    drawing.line([(390, 140), (560, 195)], COLORS[3], 1.5)
+    drawing.text(610, 90, "raylets schedule locally,", size=12)
+    drawing.text(610, 108, "the head knows who is there", size=12)
+    return drawing.svg()
+
+
+def halving_bars() -> str:
+    """27 trials: each rung keeps a third, and trains it three times as long."""
+    rungs = [(27, 1), (9, 3), (3, 9), (1, 27)]
+    drawing = Drawing(760, 270, "Successive halving: 27 trials, a third is kept at each rung")
+    drawing.text(
+        20, 26, "Successive halving: a third is kept, and trained three times as long", "start", 15
+    )
+    for index, (trials, epochs) in enumerate(rungs):
+        x = 40 + 180 * index
+        height = 6.0 * trials
+        drawing.rect(x, 220 - height, 140, height, PALE[index], COLORS[index])
+        drawing.text(x + 70, 212 - height, f"{trials} trials")
+        drawing.text(x + 70, 242, f"to epoch {epochs}")
+    return drawing.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "ways-to-divide": ways_to_divide,
     "memory-by-stage": memory_by_stage,
@@ -564,6 +610,8 @@ PICTURES: dict[str, Callable[[], str]] = {
     "number-formats": number_formats,
     "format-ranges": format_ranges,
     "mixed-precision-step": mixed_precision_step,
+    "ray-cluster": ray_cluster,
+    "successive-halving": halving_bars,
     "reducer": reducer,
     "negotiation": negotiation,
     "rails": rails,
