@@ -94,7 +94,7 @@ test:                             ## all tests
 docs:                             ## the site, warnings as errors, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pages:                            ## the pages that the code writes: commands, config keys, exit codes
+pages:                            ## what the code writes: commands, config keys, exit codes, the lectures' pictures
 	$(BIN)/python -m tests.pages
 
 tour:                             ## the commands of docs/tour.md, run here, and what they print written on the page (minutes)

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.pages import commands, config_keys, exit_codes
+from tests.pages.pictures import PICTURES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": commands.page,
     "config-keys.md": config_keys.page,
     "exit-codes.md": exit_codes.page,
+    **{f"img/lectures/{name}.svg": draw for name, draw in PICTURES.items()},
 }

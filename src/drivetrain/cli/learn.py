@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from drivetrain.cli.say import say
-from drivetrain.learn import session
+from drivetrain.core.errors import ConfigError
+from drivetrain.learn import quiz, session
 from drivetrain.learn.exercises import Exercise, exercise_named, exercises_of, phase_numbered
 from drivetrain.learn.folder import LearnerFolder
 
@@ -36,7 +38,16 @@ def write_solution(name: str) -> None:
 
 
 def show_progress() -> None:
-    session.tell_progress(LearnerFolder.around(Path.cwd()), say)
+    folder = LearnerFolder.around(Path.cwd())
+    session.tell_progress(folder, say)
+    quiz.tell_score(folder, say)
+
+
+def ask_quiz(number: int | None) -> None:
+    folder: LearnerFolder | None = None
+    with suppress(ConfigError):  # the quiz is asked anywhere, and says that no score is kept
+        folder = LearnerFolder.around(Path.cwd())
+    quiz.ask_questions(number, folder, input, say)
 
 
 def _asked(name: str, folder: LearnerFolder) -> Exercise:

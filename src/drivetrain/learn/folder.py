@@ -79,10 +79,17 @@ class LearnerFolder:
         return [phase for phase in PHASES if self.has_started(phase)]
 
     def state_of(self, exercise: Exercise) -> ExerciseState:
-        return self._states().get(exercise.name, ExerciseState())
+        return self.state_named(exercise.name)
 
     def remember(self, exercise: Exercise, state: ExerciseState) -> None:
-        self._save({**self._states(), exercise.name: state})
+        self.remember_named(exercise.name, state)
+
+    def state_named(self, name: str) -> ExerciseState:
+        """An exercise's, or that of something else that is scored."""
+        return self._states().get(name, ExerciseState())
+
+    def remember_named(self, name: str, state: ExerciseState) -> None:
+        self._save({**self._states(), name: state})
 
     def _states(self) -> dict[str, ExerciseState]:
         file = self.path / _STATE

@@ -69,3 +69,15 @@ def progress() -> None:
     from drivetrain.cli.learn import show_progress
 
     show_progress()
+
+
+@verbs.command()
+def quiz(
+    question: Annotated[
+        int | None, typer.Option(metavar="N", help="Ask this one, answered or not.")
+    ] = None,
+) -> None:
+    """25 questions, one at a time, each with its explanation; most are answered by running."""
+    from drivetrain.cli.learn import ask_quiz
+
+    ask_quiz(question)
