@@ -69,11 +69,12 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-PHASES = (Phase(1, "phase1_data_parallel", "One node: data parallel training"),)
+_ONE = Phase(1, "phase1_data_parallel", "One node: data parallel training")
+_THREE = Phase(3, "phase3_many_nodes", "Many nodes")
 
-_ONE = PHASES[0]
+PHASES = (_ONE, _THREE)
 
-EXERCISES = (
+_OF_PHASE_ONE = (
     Exercise("data_loader", _ONE, "Every sample once, on any number of ranks", "data_loader:check"),
     Exercise("trainer", _ONE, "Average gradients, weighted by tokens", "trainer:check"),
     Exercise("naive_allreduce", _ONE, "All-reduce through rank 0", "all_reduce:check_naive"),
@@ -84,6 +85,14 @@ EXERCISES = (
     Exercise("ring_allreduce", _ONE, "All-reduce around a ring", "all_reduce:check_ring"),
     Exercise("measure", _ONE, "Measure latency and bandwidth", "measure:check"),
 )
+
+_OF_PHASE_THREE = (
+    Exercise("buckets", _THREE, "DDP: buckets, reduced while backward runs", "buckets:check"),
+    Exercise("zero1", _THREE, "ZeRO: the optimizer's state, divided", "zero1:check"),
+    Exercise("zero3", _THREE, "ZeRO: the parameters too, borrowed by layer", "zero3:check"),
+)
+
+EXERCISES = (*_OF_PHASE_ONE, *_OF_PHASE_THREE)
 
 
 def exercise_named(name: str) -> Exercise:
