@@ -25,6 +25,9 @@ _TIMEOUT_S = 45.0
 _IMPORTS_S = 300.0
 """For what all ranks import once; on a busy machine that is most of the first check."""
 
+_LEFT_ALONE = ("Connection closed", "Connection reset", "Broken pipe")
+"""What gloo says on ranks whose peer has ended: a consequence, and never the cause."""
+
 
 class Shortcoming(Exception):
     """What is not right yet, in a learner's words; `hint` names the hint that fits."""
@@ -169,7 +172,7 @@ def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
     if mismatch is not None:
         return mismatch
     for rank, error in errors.items():
-        if error["error"] != "Stuck" and "Connection closed" not in error["text"]:
+        if error["error"] != "Stuck" and not any(each in error["text"] for each in _LEFT_ALONE):
             return _crash(error["error"], error["text"], file, error["line"], f"rank {rank}")
     if errors or "still running" in failure:
         return _deadlock(outcome, file)

@@ -90,6 +90,21 @@ _OF_PHASE_THREE = (
     Exercise("buckets", _THREE, "DDP: buckets, reduced while backward runs", "buckets:check"),
     Exercise("zero1", _THREE, "ZeRO: the optimizer's state, divided", "zero1:check"),
     Exercise("zero3", _THREE, "ZeRO: the parameters too, borrowed by layer", "zero3:check"),
+    Exercise(
+        "hierarchical_allreduce",
+        _THREE,
+        "All-reduce on hosts with a slow link between them",
+        "hierarchical_allreduce:check",
+    ),
+    Exercise("compression", _THREE, "Top-k and PowerSGD, with error feedback", "compression:check"),
+    Exercise(
+        "parameter_server",
+        _THREE,
+        "Synchronous, stale and asynchronous updates",
+        "parameter_server:check",
+    ),
+    Exercise("ring_attention", _THREE, "Attention around a ring", "ring_attention:check"),
+    Exercise("expert_dispatch", _THREE, "Tokens to experts and back", "expert_dispatch:check"),
 )
 
 EXERCISES = (*_OF_PHASE_ONE, *_OF_PHASE_THREE)

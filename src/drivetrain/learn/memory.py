@@ -30,7 +30,8 @@ def allocations(function: Callable[[], Any]) -> Allocations:
     gloo's threads let go of what they have carried a moment late: ask more than once, and take the
     least.
     """
-    with _LiveTensors() as live:
+    live = _LiveTensors()
+    with live:
         function()
     return Allocations(live.peak_bytes, live.bytes_now())
 
@@ -39,7 +40,7 @@ class _LiveTensors(TorchDispatchMode):
     """Of every operation's results, how many bytes are still there."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._sizes: dict[StorageWeakRef, int] = {}
         self._from_before: list[StorageWeakRef] = []

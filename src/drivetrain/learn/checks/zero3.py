@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class _Layer:
         if self._recorder is not None:
             self._recorder.mark(_mark(self._index))
         weight, bias = parameters.split([_WIDTH * _WIDTH, _WIDTH])
-        outputs = nn.functional.linear(inputs, weight.view(_WIDTH, _WIDTH), bias)
+        outputs: torch.Tensor = nn.functional.linear(inputs, weight.view(_WIDTH, _WIDTH), bias)
         return outputs if self._index == _NUM_LAYERS - 1 else torch.tanh(outputs)
 
 
@@ -104,12 +105,12 @@ def _train(module: Any, recorder: Any) -> dict[str, Any]:
         optimizer.zero_grad()
         recorder.section(_section("forward", step))
         kept: list[torch.Tensor] = []
-        peaks["forward", step] = allocations(lambda i=inputs, k=kept: k.append(model.forward(i)))
+        peaks["forward", step] = allocations(partial(_forward, model, inputs, kept))
         outputs = kept.pop().detach().requires_grad_()
         loss = nn.functional.cross_entropy(outputs, classes)
         (gradient,) = torch.autograd.grad(loss, outputs)
         recorder.section(_section("backward", step))
-        peaks["backward", step] = allocations(lambda g=gradient: model.backward(g))
+        peaks["backward", step] = allocations(partial(model.backward, gradient))
         optimizer.step()
         losses[step] = float(loss.detach())
         with recorder.paused():
@@ -121,6 +122,10 @@ def _train(module: Any, recorder: Any) -> dict[str, Any]:
         "lengths": [len(shard) for shard in model.shards],
         "peaks": peaks,
     }
+
+
+def _forward(model: Any, inputs: torch.Tensor, kept: list[torch.Tensor]) -> None:
+    kept.append(model.forward(inputs))
 
 
 def _gathered(shards: Sequence[torch.Tensor]) -> list[float]:
