@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from drivetrain.learn.allocations import allocations, held_bytes
 from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.checks.hierarchical_allreduce import _crossing
 from drivetrain.learn.exercises import exercise_named, solution_scores
 from drivetrain.learn.flow import Flow, RankLog, RecordedCall, read_record
-from drivetrain.learn.memory import allocations, held_bytes
 from drivetrain.learn.shards import Move, judge_move
 from tests.learn.course import checked
 from tests.learn.wrong_attempts import ATTEMPTS

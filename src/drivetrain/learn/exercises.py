@@ -70,11 +70,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 _ONE = Phase(1, "phase1_data_parallel", "One node: data parallel training")
-_THREE = Phase(3, "phase3_many_nodes", "Many nodes")
-
-PHASES = (_ONE, _THREE)
-
-_OF_PHASE_ONE = (
+_PHASE_ONE = (
     Exercise("data_loader", _ONE, "Every sample once, on any number of ranks", "data_loader:check"),
     Exercise("trainer", _ONE, "Average gradients, weighted by tokens", "trainer:check"),
     Exercise("naive_allreduce", _ONE, "All-reduce through rank 0", "all_reduce:check_naive"),
@@ -86,7 +82,8 @@ _OF_PHASE_ONE = (
     Exercise("measure", _ONE, "Measure latency and bandwidth", "measure:check"),
 )
 
-_OF_PHASE_THREE = (
+_THREE = Phase(3, "phase3_many_nodes", "Many nodes")
+_PHASE_THREE = (
     Exercise("buckets", _THREE, "DDP: buckets, reduced while backward runs", "buckets:check"),
     Exercise("zero1", _THREE, "ZeRO: the optimizer's state, divided", "zero1:check"),
     Exercise("zero3", _THREE, "ZeRO: the parameters too, borrowed by layer", "zero3:check"),
@@ -107,7 +104,8 @@ _OF_PHASE_THREE = (
     Exercise("expert_dispatch", _THREE, "Tokens to experts and back", "expert_dispatch:check"),
 )
 
-EXERCISES = (*_OF_PHASE_ONE, *_OF_PHASE_THREE)
+PHASES = (_ONE, _THREE)
+EXERCISES = (*_PHASE_ONE, *_PHASE_THREE)
 
 
 def exercise_named(name: str) -> Exercise:

@@ -50,7 +50,7 @@ class LearnerFolder:
         files = [
             (source / "guidelines.md", f"{phase.folder}/guidelines.md"),
             *((each.template, each.file) for each in exercises_of(phase)),
-            (COURSE / f"test_phase{phase.number}.py", f"test_phase{phase.number}.py"),
+            (COURSE / "test_phase.py", f"test_phase{phase.number}.py"),
         ]
         written = []
         for original, name in files:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from drivetrain.core.text import readable_bytes
+from drivetrain.learn.allocations import held_bytes
 from drivetrain.learn.attempt import Outcome, Shortcoming, run_on_ranks
-from drivetrain.learn.memory import held_bytes
 from drivetrain.learn.shards import Move, judge_move
 from drivetrain.learn.training import (
     NUM_STEPS,

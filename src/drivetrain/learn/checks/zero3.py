@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from drivetrain.core.text import readable_bytes
+from drivetrain.learn.allocations import Allocations, allocations, held_bytes
 from drivetrain.learn.attempt import Outcome, Shortcoming, run_on_ranks
 from drivetrain.learn.flow import RankLog
-from drivetrain.learn.memory import Allocations, allocations, held_bytes
 from drivetrain.learn.shards import Move, judge_move
 from drivetrain.learn.training import require_same_training
 from drivetrain.learn.verdict import Passed, Score
