@@ -53,7 +53,7 @@ def _section(name: str, step: int) -> str:
 def _gradient(name: str, step: int, rank: int) -> torch.Tensor:
     """Ranks have much in common, as in a training; few entries, or directions, are large."""
     if step > _NUM_GRADIENTS:
-        return torch.zeros(_LENGTH if name == _TOP_K else (_ROWS, _COLUMNS))  # type: ignore[arg-type]
+        return torch.zeros(_LENGTH if name == _TOP_K else (_ROWS, _COLUMNS))
     common = torch.Generator().manual_seed(step)
     own = torch.Generator().manual_seed(100 * step + rank)
     if name == _TOP_K:

@@ -70,7 +70,7 @@ class _Layer:
 
     def initial(self) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self._index)
-        return torch.randn(self.num_parameters, generator=generator) / _WIDTH**0.5
+        return torch.randn(self.num_parameters, generator=generator).mul(_WIDTH**-0.5)
 
     def compute(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         if self._recorder is not None:
