@@ -9,30 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from drivetrain.learn.allocations import allocations, held_bytes
 from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.checks.hierarchical_allreduce import _crossing
-from drivetrain.learn.exercises import exercise_named, solution_scores
+from drivetrain.learn.exercises import EXERCISES, exercise_named
 from drivetrain.learn.flow import Flow, RankLog, RecordedCall, read_record
 from drivetrain.learn.shards import Move, judge_move
-from tests.learn.course import checked
+from tests.learn.course import RESULTS, checked
 from tests.learn.wrong_attempts import ATTEMPTS
 
 _CORE = (
     "zero3: autograd keeps the parameters",
     "hierarchical_allreduce: one all-reduce over all ranks",
     "expert_dispatch: undoes the order the wrong way round",
-)
-_AT_THE_LIMIT = (
-    "buckets",
-    "zero1",
-    "zero3",
-    "hierarchical_allreduce",
-    "compression",
-    "parameter_server",
-    "ring_attention",
-    "expert_dispatch",
 )
 
 
@@ -110,10 +101,13 @@ def test_a_wrong_move_is_explained() -> None:
         assert told.value.hint == hint
 
 
-@pytest.mark.parametrize("name", _AT_THE_LIMIT)
-def test_solutions_reach_the_limits(name: str) -> None:
-    scores = solution_scores()[name]
-    assert all(share >= 0.95 for share in scores.values()), scores
+def test_solutions_reach_the_limits() -> None:
+    """As far as `make course` has measured them."""
+    results = yaml.safe_load(RESULTS.read_text())
+    names = [each.name for each in EXERCISES if each.phase.number == 3 and each.name in results]
+    assert "zero1" in names
+    for name in names:
+        assert all(share >= 0.95 for share in results[name]["scores"].values()), name
 
 
 @pytest.mark.slow
