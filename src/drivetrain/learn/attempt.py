@@ -18,12 +18,15 @@ import torch.distributed as dist
 
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.text import readable_bytes
-from drivetrain.learn.flow import Flow, RankLog, RankRecord, read_record
+from drivetrain.learn.flow import Flow, RankLog, RankRecord, RecordedCall, read_record
 from drivetrain.testing import run_ranks
 
 _TIMEOUT_S = 45.0
 _IMPORTS_S = 300.0
 """For what all ranks import once; on a busy machine that is most of the first check."""
+
+_LEFT_ALONE = ("Connection closed", "Connection reset", "Broken pipe")
+"""What gloo says on ranks whose peer has ended: a consequence, and never the cause."""
 
 
 class Shortcoming(Exception):
@@ -192,7 +195,7 @@ def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
     if mismatch is not None:
         return mismatch
     for rank, error in errors.items():
-        if error["error"] != "Stuck" and "Connection closed" not in error["text"]:
+        if error["error"] != "Stuck" and not any(each in error["text"] for each in _LEFT_ALONE):
             return _crash(error["error"], error["text"], file, error["line"], f"rank {rank}")
     if errors or "still running" in failure:
         return _deadlock(outcome, file)
@@ -263,23 +266,37 @@ def _size_mismatch(flow: Flow, file: Path, name: str) -> Shortcoming | None:
 
 
 def _collective_mismatch(outcome: Outcome, file: Path) -> Shortcoming | None:
-    """The first collective that is not the same on all ranks that got so far."""
+    """The first collective that is not the same on all ranks of its group that got so far."""
     for name in ["", *outcome.sections]:
         logs = outcome.flow(name).logs
-        for calls in zip(*(log.collectives for log in logs), strict=False):
-            if len({(call.kind, call.num_bytes) for call in calls}) > 1:
-                found = [
-                    f"rank {log.rank}: {call.kind} of {readable_bytes(call.num_bytes)}"
-                    f" ({file.name}:{call.line})"
-                    for log, call in zip(logs, calls, strict=True)
-                ]
-                return Shortcoming(
-                    "collective-mismatch",
-                    "all ranks call the same collectives in the same order, with equal sizes",
-                    "\n".join(found),
-                    where=name,
-                )
+        for ranks in {call.ranks: 0 for log in logs for call in log.collectives}:
+            members = [log for log in logs if not ranks or log.rank in ranks]
+            in_group = [[c for c in log.collectives if c.ranks == ranks] for log in members]
+            for calls in zip(*in_group, strict=False):
+                if len({_must_agree(call) for call in calls}) > 1:
+                    return _told_mismatch(members, calls, file, name)
     return None
+
+
+def _must_agree(call: RecordedCall) -> tuple[str, int]:
+    """In an exchange of all with all, every rank may have another size."""
+    return call.kind, 0 if call.kind.startswith("all_to_all") else call.num_bytes
+
+
+def _told_mismatch(
+    logs: Sequence[RankLog], calls: Sequence[RecordedCall], file: Path, name: str
+) -> Shortcoming:
+    found = [
+        f"rank {log.rank}: {call.kind} of {readable_bytes(call.num_bytes)}"
+        f" ({file.name}:{call.line})"
+        for log, call in zip(logs, calls, strict=True)
+    ]
+    return Shortcoming(
+        "collective-mismatch",
+        "all ranks call the same collectives in the same order, with equal sizes",
+        "\n".join(found),
+        where=name,
+    )
 
 
 def _refuse_careless(outcome: Outcome, file: Path) -> None:

@@ -91,6 +91,28 @@ _PHASE_TWO = (
     Exercise("pipeline", _TWO, "A pipeline: GPipe and 1F1B", "pipeline:check"),
 )
 
+_THREE = Phase(3, "phase3_many_nodes", "Many nodes")
+_PHASE_THREE = (
+    Exercise("buckets", _THREE, "DDP: buckets, reduced while backward runs", "buckets:check"),
+    Exercise("zero1", _THREE, "ZeRO: the optimizer's state, divided", "zero1:check"),
+    Exercise("zero3", _THREE, "ZeRO: the parameters too, borrowed by layer", "zero3:check"),
+    Exercise(
+        "hierarchical_allreduce",
+        _THREE,
+        "All-reduce on hosts with a slow link between them",
+        "hierarchical_allreduce:check",
+    ),
+    Exercise("compression", _THREE, "Top-k and PowerSGD, with error feedback", "compression:check"),
+    Exercise(
+        "parameter_server",
+        _THREE,
+        "Synchronous, stale and asynchronous updates",
+        "parameter_server:check",
+    ),
+    Exercise("ring_attention", _THREE, "Attention around a ring", "ring_attention:check"),
+    Exercise("expert_dispatch", _THREE, "Tokens to experts and back", "expert_dispatch:check"),
+)
+
 _FOUR = Phase(4, "phase4_production", "Production")
 _PHASE_FOUR = (
     Exercise("checkpoint", _FOUR, "A checkpoint that survives kill -9", "checkpoint:check"),
@@ -100,8 +122,8 @@ _PHASE_FOUR = (
     Exercise("stragglers", _FOUR, "Name the slow rank", "stragglers:check"),
 )
 
-PHASES = (_ONE, _TWO, _FOUR)
-EXERCISES = (*_PHASE_ONE, *_PHASE_TWO, *_PHASE_FOUR)
+PHASES = (_ONE, _TWO, _THREE, _FOUR)
+EXERCISES = (*_PHASE_ONE, *_PHASE_TWO, *_PHASE_THREE, *_PHASE_FOUR)
 
 
 def exercise_named(name: str) -> Exercise:

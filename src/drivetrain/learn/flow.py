@@ -29,6 +29,18 @@ class RecordedCall:
     line: int
     is_done: bool = False
     has_changed: bool = False
+    ranks: tuple[int, ...] = ()
+    """Of its group; none are all ranks."""
+    left_bytes: int | None = None
+    """What left the rank, where the call itself says it."""
+
+    def sent_bytes(self, num_ranks: int) -> float:
+        """By each of its group, as the best algorithm would do it."""
+        if self.left_bytes is not None:
+            return self.left_bytes
+        if not self.num_bytes:
+            return 0
+        return passes(_as_planned(self.kind), len(self.ranks) or num_ranks) * self.num_bytes
 
 
 @dataclass
@@ -38,6 +50,8 @@ class RankLog:
     rank: int
     calls: dict[int, RecordedCall] = field(default_factory=dict)
     events: list[tuple[str, int]] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+    """What the check noted: all calls with a smaller index had been posted before."""
 
     @property
     def pending(self) -> list[RecordedCall]:
@@ -53,12 +67,7 @@ class RankLog:
     def sent_bytes(self, num_ranks: int) -> float:
         """What left this rank; a collective is counted as the best algorithm would do it."""
         direct = sum(call.num_bytes for call in self.of("send"))
-        within = sum(
-            passes(_as_planned(call.kind), num_ranks) * call.num_bytes
-            for call in self.collectives
-            if call.num_bytes
-        )
-        return direct + within
+        return direct + sum(call.sent_bytes(num_ranks) for call in self.collectives)
 
 
 def _as_planned(kind: str) -> str:
@@ -81,6 +90,7 @@ def read_record(file: Path, rank: int) -> RankRecord:
     """A rank that was ended leaves half a line at most."""
     current = RankLog(rank)
     record = RankRecord(rank, {"": current}, None, [], file.exists())
+    posted_in: dict[int, RankLog] = {}
     for line in file.read_text().splitlines() if file.exists() else ():
         try:
             entry = json.loads(line)
@@ -92,17 +102,28 @@ def read_record(file: Path, rank: int) -> RankRecord:
             record.error = entry
         elif "note" in entry:
             record.notes.append(entry["note"])
+        elif "mark" in entry:
+            current.marks[entry["mark"]] = entry["before"]
         elif "call" in entry:
-            index = entry["call"]
-            current.calls[index] = RecordedCall(
-                index, entry["kind"], entry["peer"], entry["bytes"], entry["tag"], entry["line"]
+            call = RecordedCall(
+                entry["call"],
+                entry["kind"],
+                entry["peer"],
+                entry["bytes"],
+                entry["tag"],
+                entry["line"],
+                ranks=tuple(entry["ranks"]),
+                left_bytes=entry["left"],
             )
-            current.events.append(("posted", index))
-        elif entry["done"] in current.calls:
-            call = current.calls[entry["done"]]
+            current.calls[call.index] = call
+            current.events.append(("posted", call.index))
+            posted_in[call.index] = current
+        elif entry["done"] in posted_in:
+            log = posted_in[entry["done"]]
+            call = log.calls[entry["done"]]
             call.is_done, call.has_changed = True, entry["changed"]
             call.peer = call.peer if call.peer is not None else entry["peer"]
-            current.events.append(("done", call.index))
+            log.events.append(("done", call.index))
     return record
 
 

@@ -8,6 +8,7 @@ show: what `irecv` receives is delivered by `wait` and not before, and a tensor 
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import threading
@@ -92,6 +93,10 @@ class Recorder:
         """Something the check itself wants to know later."""
         self._write({"note": values})
 
+    def mark(self, name: str) -> None:
+        """A moment between the learner's calls."""
+        self._write({"mark": name, "before": self._next})
+
     def install(self) -> None:
         """Put the wrapped functions in the place of torch's."""
         wrapped: dict[str, Callable[..., Any]] = {
@@ -115,7 +120,15 @@ class Recorder:
             frame = frame.f_back  # type: ignore[assignment]
         return 0
 
-    def posted(self, kind: str, peer: int | None, num_bytes: int, tag: int = 0) -> int:
+    def posted(
+        self,
+        kind: str,
+        peer: int | None,
+        num_bytes: int,
+        tag: int = 0,
+        ranks: tuple[int, ...] = (),
+        left_bytes: int | None = None,
+    ) -> int:
         index, self._next = self._next, self._next + 1
         self._write(
             {
@@ -125,6 +138,8 @@ class Recorder:
                 "bytes": num_bytes,
                 "tag": tag,
                 "line": self.line(),
+                "ranks": ranks,
+                "left": left_bytes,
             }
         )
         return index
@@ -202,10 +217,20 @@ class Recorder:
         return recv
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
         def collective(*args: Any, **kwargs: Any) -> Any:
             if not self._is_on:
                 return original(*args, **kwargs)
-            index = self.posted(name, None, _collective_bytes(name, args))
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            index = self.posted(
+                name,
+                None,
+                _collective_bytes(name, given.args),
+                ranks=_group_ranks(given.arguments.get("group")),
+                left_bytes=_left_bytes(name, given.arguments),
+            )
             is_async = kwargs.pop("async_op", False)
             if name in _OF_OBJECTS:
                 original(*args, **kwargs)
@@ -264,10 +289,13 @@ class _Request:
                 raise Stuck(f"waited {patience.total_seconds():g} s") from error
             self._is_over = True
             self._finish()
+            # What is held here would look like memory that the learner's code holds.
+            self._work = None
+            self._recorder.requests.remove(self)
         return True
 
     def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+        return self._is_over or bool(self._work.is_completed())
 
     def _finish(self) -> None:
         self._recorder.done(self._index)
@@ -287,6 +315,7 @@ class SendRequest(_Request):
             self._tensor.detach().view(torch.uint8) if self._sent.numel() else self._sent,
         )
         self._recorder.done(self._index, changed=not is_same)
+        del self._tensor, self._sent
 
 
 class ReceiveRequest(_Request):
@@ -312,6 +341,7 @@ class ReceiveRequest(_Request):
         with torch.no_grad():
             self._tensor.copy_(self._arriving)
         self._recorder.done(self._index, self.peer)
+        del self._arriving, self._tensor
 
 
 class CollectiveRequest(_Request):
@@ -345,3 +375,19 @@ def _collective_bytes(name: str, args: tuple[Any, ...]) -> int:
         return 0
     found = _TENSORS[name](args)
     return sum(_size(each) for each in (found if isinstance(found, list) else [found]))
+
+
+def _group_ranks(group: Any) -> tuple[int, ...]:
+    if group is None or group is dist.group.WORLD:
+        return ()
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def _left_bytes(name: str, given: dict[str, Any]) -> int | None:
+    """Of an uneven exchange: all but what the rank keeps itself."""
+    if name != "all_to_all_single" or not given["input_split_sizes"]:
+        return None
+    sizes: list[int] = list(given["input_split_sizes"])
+    tensor: torch.Tensor = given["input"]
+    others = sum(sizes) - int(sizes[dist.get_rank(given["group"])])
+    return others * (_size(tensor) // max(1, tensor.shape[0]))

@@ -29,7 +29,7 @@ from drivetrain.learn.training import (
 from drivetrain.learn.verdict import Passed, Score
 from drivetrain.verify.parity.compare import StepNumbers
 
-_BASE = 16
+BASE = 16
 _LARGE = 9240  # divisible by every world size asked for
 _SLACK = 1.05
 
@@ -134,7 +134,7 @@ def _reductions(
     results = []
     for length in lengths:
         recorder.section(_section(length))
-        counted = torch.full((length,), float(_BASE ** dist.get_rank()), dtype=torch.float64)
+        counted = torch.full((length,), float(BASE ** dist.get_rank()), dtype=torch.float64)
         reduce(counted)
         recorder.section(f"{_section(length)}, places")
         places = torch.arange(length, dtype=torch.float64)
@@ -152,11 +152,11 @@ def _judge_sums(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
         where = f"{num_ranks} ranks, {_section(length)}"
         picture = outcome.flow(_section(length)).picture()
         counted = [result[index][0] for result in outcome.results]
-        _judge_counts(counted, num_ranks, where, picture)
+        judge_counts(counted, num_ranks, where, picture)
         for rank, result in enumerate(outcome.results):
             places = result[index][1]
             if places != [float(num_ranks * place) for place in range(length)]:
-                raise _misplaced(places, rank, num_ranks, where, picture)
+                raise misplaced(places, rank, num_ranks, where, picture)
     for rank, result in enumerate(outcome.results):
         if result[-1][0] != [num_ranks, num_ranks]:
             least, most = result[-1][0]
@@ -167,8 +167,8 @@ def _judge_sums(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
             )
 
 
-def _judge_counts(counted: list[list[float]], num_ranks: int, where: str, picture: str) -> None:
-    right = float(sum(_BASE**rank for rank in range(num_ranks)))
+def judge_counts(counted: list[list[float]], num_ranks: int, where: str, picture: str) -> None:
+    right = float(sum(BASE**rank for rank in range(num_ranks)))
     expected = "on every rank, each element is the sum of all ranks' values, each counted once"
     wrong = [rank for rank, values in enumerate(counted) if any(v != right for v in values)]
     if not wrong:
@@ -203,9 +203,9 @@ def _first_wrong(values: list[float], right: float) -> tuple[int, int, float]:
 
 def _decoded(value: float, rank: int, num_ranks: int) -> tuple[str, str]:
     """Which ranks a wrong sum contains, and the hint for it."""
-    if value == float(_BASE**rank):
+    if value == float(BASE**rank):
         return "still this rank's own value", "own-values"
-    all_once = sum(_BASE**r for r in range(num_ranks))
+    all_once = sum(BASE**r for r in range(num_ranks))
     if abs(value * num_ranks - all_once) < 1e-6 * all_once:
         return "the average, not the sum", "averaged"
     counts = _digits(value, num_ranks)
@@ -219,16 +219,16 @@ def _decoded(value: float, rank: int, num_ranks: int) -> tuple[str, str]:
 
 
 def _digits(value: float, num_ranks: int) -> list[int] | None:
-    if value != int(value) or not 0 <= value < _BASE**num_ranks:
+    if value != int(value) or not 0 <= value < BASE**num_ranks:
         return None
     rest, digits = int(value), []
     for _ in range(num_ranks):
-        rest, digit = divmod(rest, _BASE)
+        rest, digit = divmod(rest, BASE)
         digits.append(digit)
     return digits
 
 
-def _misplaced(
+def misplaced(
     places: list[float], rank: int, num_ranks: int, where: str, picture: str
 ) -> Shortcoming:
     first = next(i for i, v in enumerate(places) if v != num_ranks * i)

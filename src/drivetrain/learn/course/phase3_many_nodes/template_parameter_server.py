@@ -1,0 +1,40 @@
+"""Exercise parameter_server: one rank has the parameters, the others compute gradients.
+
+Guidelines: guidelines.md, part 7. Check: drivetrain learn check parameter_server
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist  # noqa: F401
+
+
+def serve(parameters: torch.Tensor, num_steps: int, learning_rate: float, max_lead: float) -> None:
+    """Runs on rank 0: applies the gradients of all workers, and gives them new parameters.
+
+    Each of the workers 1 … n−1 sends `num_steps` gradients. Each is applied as soon as it arrives,
+    in place:
+
+        parameters -= learning_rate * gradient / number of workers
+
+    A worker that has sent t gradients may begin its next step when all others have sent at least
+    t − max_lead: 0 is synchronous, 2 lets the fastest be two steps ahead of the slowest, math.inf
+    is asynchronous. Until then it is not answered, while others are. It then gets the parameters
+    with all gradients that have arrived, its own among them.
+
+    dist.recv(tensor) without a source takes whatever comes first, and returns the sender's rank.
+    """
+    # TODO 1: first parameters for everyone; then receive, apply, answer whoever may go on.
+    raise NotImplementedError("TODO 1 of serve")
+
+
+def work(
+    gradient_of: Callable[[torch.Tensor, int], torch.Tensor], like: torch.Tensor, num_steps: int
+) -> None:
+    """Runs on the other ranks: `num_steps` times, get parameters, compute, send the gradient.
+
+    gradient_of(parameters, step) computes; steps count from 0. `like` has the shape and type of the
+    parameters.
+    """
+    # TODO 2: the loop.
+    raise NotImplementedError("TODO 2 of work")
