@@ -48,6 +48,7 @@ def test_code_prints_the_right_choice(number: int, question: Question) -> None:
     assert said.getvalue().strip() == question.choices[question.answer]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "question"), [each for each in _NUMBERED if each[1].command])
 def test_command_shows_what_the_answer_says(number: int, question: Question) -> None:

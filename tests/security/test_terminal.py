@@ -74,7 +74,7 @@ def test_an_error_does_not_steer_the_terminal(
     def fail() -> None:
         raise error([ESCAPES] if error is ConfigError else f"two\nlines {ESCAPES}")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "with_flags_of", lambda *_: fail)
     with pytest.raises(SystemExit):
         cli.main()
     assert _steers(capsys.readouterr().err) == []

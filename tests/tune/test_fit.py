@@ -18,6 +18,7 @@ from drivetrain.tune.space import Choice, Space
 from tests.tune.instant import instant
 
 pytest.importorskip("optuna")
+LONG = (pytest.mark.slow, pytest.mark.long)
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tuned.py"
 SMALL_DEVICE = """
 device: {memory_gib: 0.01, peak_tflops: {fp32: 1}, memory_gb_per_s: 10, is_accelerator: false}
@@ -43,7 +44,7 @@ def told(made: Study) -> Planner:
     return planner
 
 
-@pytest.mark.parametrize("kind", ["told", pytest.param("asked", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["told", pytest.param("asked", marks=LONG)])
 def test_what_cannot_fit_is_dropped_before_it_starts(tmp_path: Path, kind: str) -> None:
     made, said = study(tmp_path, (8, 2**20)), list[str]()
     planner, runner = told(made) if kind == "told" else Planner(made), instant(made)

@@ -23,6 +23,7 @@ from drivetrain.tune.space import Float, Int, Space
 from tests.tune.simulated import search
 
 pytest.importorskip("optuna")
+LONG = (pytest.mark.slow, pytest.mark.long)
 
 DECAY, STEPS = "optimization.weight_decay", "optimization.warmup_steps"
 SPACE = Space({DECAY: Float(0.0, 1.0), STEPS: Int(0, 90)})
@@ -81,7 +82,7 @@ def test_the_same_front_on_any_number_of_workers_and_after_kills(
     assert all(end == ends[0] for end in ends)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", pytest.param("gp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("gp", marks=LONG)])
 def test_samplers_go_by_the_mode_of_each_objective(tmp_path: Path, sampler: str) -> None:
     asked = []
     for mode in ("max", "min"):

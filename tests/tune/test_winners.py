@@ -21,6 +21,7 @@ def test_winners_are_held_against_the_first_round_on_one_worker() -> None:
     assert "| ours | 1 of 2 | 1 of 2 |" in table(found)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_ours_does_not_change() -> None:
     arm = ARMS["drivetrain, deterministic"]

@@ -28,6 +28,7 @@ ALLOWED = {
     "cluster/environments.py": "horovodrun is a launcher that ranks can be started by",
     "cluster/file.py": "the key of a file that older versions have written",
     "doctor/": "versions and variables of libraries, whether a run uses them or not",
+    "learn/": "exercises in which a learner writes a strategy",
     "plan/probe.py": "what torch's fully_shard costs on this machine is measured",
     "plan/simulation/published.py": "a paper's title",
     "scaling/": "bare engines that are measured beside ours, and how their rows are called",
