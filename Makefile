@@ -37,8 +37,8 @@ lock:                             ## write constraints.txt: the newest versions 
 	mv build/constraints.txt constraints.txt
 
 ci:                               ## all that CI runs, what takes one core side by side; .ci/run makes its environment first
-	$(MAKE) --jobs 2 --output-sync=target build wheel-check types docs lint layers accelerator
-	$(MAKE) check-tests on-device
+	$(MAKE) --jobs 3 --output-sync=target check-tests build wheel-check types docs lint layers accelerator
+	$(MAKE) on-device
 	$(MAKE) --jobs 2 --output-sync=target slow drills
 
 lint:

@@ -150,6 +150,7 @@ def full_disk(output_dir: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_files_come_from_all_ranks_and_load_as_they_are(tmp_path: Path) -> None:
     run_ranks(through_every_layout, 4, args=(str(tmp_path),))
 

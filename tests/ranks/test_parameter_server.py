@@ -162,6 +162,7 @@ def count_updates(output_dir: str, kill_at: int | None) -> tuple[list[int], list
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_server_loses_no_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Asynchronous: the bits differ, but every rank's every step was applied once."""
     monkeypatch.setenv(RUN_DIR, str(tmp_path / "killed"))

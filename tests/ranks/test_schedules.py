@@ -172,6 +172,7 @@ def two_ways(folder: str) -> tuple[list[float], list[float], list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_optimizers_train_on_copies_and_shards(tmp_path: Path) -> None:
     alone = run_ranks(train_with_two, 1, 120, args=(str(tmp_path), "ddp", "alone"))[0]
     for copies, shards, resumed in run_ranks(two_ways, 2, 200, args=(str(tmp_path),)):

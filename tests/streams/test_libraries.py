@@ -36,7 +36,7 @@ def _own_session(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "workers", "expected"),
     [
         pytest.param("Mosaic-like shards, with a state", 0, EXACT, marks=pytest.mark.long),
-        ("torchdata `StatefulDataLoader`", 2, EXACT),
+        pytest.param("torchdata `StatefulDataLoader`", 2, EXACT, marks=pytest.mark.long),
         pytest.param("Hugging Face, streaming", 0, EXACT, marks=pytest.mark.long),
         ("Hugging Face, `shuffle(buffer_size)`", 0, EXACT),
         pytest.param("Hugging Face, `own_shard`", 2, EXACT_AS_BEFORE, marks=pytest.mark.long),

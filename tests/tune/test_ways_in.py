@@ -100,6 +100,7 @@ def test_ray_trainer_takes_a_trials_config() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_function_is_tuned_by_starting_its_script_again(tmp_path: Path) -> None:
     pytest.importorskip("optuna")

@@ -253,6 +253,7 @@ assert "RANK" not in os.environ and not dist.is_initialized()
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_function_without_a_file_on_two_ranks(tmp_path: Path) -> None:
     """`python -c` has no file to start again, as a notebook has none."""
     done = subprocess.run(
