@@ -12,8 +12,6 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCH = ("-m", "drivetrain", "train", "--nproc-per-node=2", "--spares=0")
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-IN_CI = {"tensor"}
-"""The others have tests of their own strategy, and are run by `make test`."""
 
 
 def run(tmp_path: Path, *words: str) -> str:
@@ -79,12 +77,10 @@ def test_the_front_door(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # each strategy has tests of its own
 @pytest.mark.parametrize(
     "config",
-    [
-        pytest.param(path, marks=() if path.stem in IN_CI else pytest.mark.long)
-        for path in sorted((EXAMPLES / "configs").glob("*.yaml"))
-    ],
+    sorted((EXAMPLES / "configs").glob("*.yaml")),
     ids=lambda p: p.stem,
 )
 def test_the_gpt_under_every_config(tmp_path: Path, config: Path) -> None:

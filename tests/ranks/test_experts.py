@@ -160,6 +160,7 @@ def on_two_ranks(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_experts_on_two_ranks(tmp_path: Path) -> None:
     found = run_ranks(on_two_ranks, 2, 380, args=(str(tmp_path / "ranks"),))[0]
