@@ -34,6 +34,9 @@ _CORE = (
     "accumulation: divides by the number of micro-batches",
     "split_layer: no sum in the backward of f",
     "checkpoint: takes the newest folder",
+    "zero3: autograd keeps the parameters",
+    "hierarchical_allreduce: one all-reduce over all ranks",
+    "expert_dispatch: undoes the order the wrong way round",
 )
 _ON_PAPER: dict[str, tuple[str, ...]] = {
     # exercises of which a part is judged without any ranks, and the hints of that part
@@ -82,9 +85,9 @@ def test_what_needs_no_ranks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_core_on_real_ranks(tmp_path: Path) -> None:
-    """One solution, and mistakes of several kinds."""
-    ring = exercise_named("ring_allreduce")
-    assert checked(ring, ring.solution, "solution", "passes").is_right
+    """Two solutions, and mistakes of several kinds."""
+    for exercise in map(exercise_named, ("ring_allreduce", "zero1")):
+        assert checked(exercise, exercise.solution, "solution", "passes").is_right
     by_name = {attempt.name: attempt for attempt in ATTEMPTS}
     for name in _CORE:
         attempt = by_name[name]

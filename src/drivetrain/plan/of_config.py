@@ -16,7 +16,7 @@ from typing import Any
 from drivetrain.cluster.file import load_cluster
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.bounded import one_line
-from drivetrain.core.errors import ConfigError, DrivetrainError
+from drivetrain.core.errors import DrivetrainError
 from drivetrain.core.files import write_whole
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import Layout
@@ -81,11 +81,9 @@ def candidate_of(config: RunConfig, layout: Layout) -> Candidate:
 
 
 def prospect(asking: Asking) -> Prospect:
-    """Run the script up to `Trainer.fit`, and ask the planner."""
+    """Run the script up to `Trainer.fit`, and ask the planner; a wrong config its run will name."""
     try:
         return _prospect(asking)
-    except ConfigError:
-        raise  # the run itself will say the same
     except (DrivetrainError, NotImplementedError) as error:
         return Prospect(unknown=one_line(error))
 
@@ -124,11 +122,7 @@ def main(argv: Sequence[str]) -> int:
     output, said = argv
     document: dict[str, Any] = json.loads(said)
     asking = Asking(**{**document, "script_args": tuple(document["script_args"])})
-    try:
-        found = prospect(asking)
-    except ConfigError as error:
-        found = Prospect(unknown=one_line(error))
-    write_whole(Path(output), json.dumps(asdict(found)) + "\n")
+    write_whole(Path(output), json.dumps(asdict(prospect(asking))) + "\n")
     return 0
 
 

@@ -57,6 +57,7 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
     scalars, ledger = run.scalars() if run.ranks else {}, ledger_of(run)
     record: dict[str, Any] = run.config.get("record") or {}
     price = record.get("price_per_device_hour")
+    devices = _device_seconds(attempts, ledger)
     facts = last.start if last is not None else {}
     return RunStatus(
         name=run.name,
@@ -74,8 +75,8 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
         tokens_per_s=_newest(scalars, "throughput/tokens_per_sec"),
         mfu=_newest(scalars, "throughput/device/mfu"),
         ledger=ledger,
-        money=None if price is None else _money(attempts, ledger, float(price)),
-        device_s=_money(attempts, ledger, 3600.0).spent,
+        money=None if price is None else devices.money(float(price)),
+        device_s=devices.had,
     )
 
 
@@ -101,18 +102,28 @@ def _stopped(run: RunReading) -> str:
     return f"stopped: {why[-1]}" if why and why[-1] else ""
 
 
-def _money(attempts: tuple[PastAttempt, ...], ledger: Ledger, price_per_hour: float) -> Money:
-    """Devices cost while an attempt has them, not while nobody runs it."""
+@dataclass(frozen=True)
+class _DeviceSeconds:
+    """Seconds that attempts had their devices, times the devices."""
+
+    had: float
+    productive: float
+
+    def money(self, price_per_hour: float) -> Money:
+        return Money(self.had * price_per_hour / 3600, self.productive * price_per_hour / 3600)
+
+
+def _device_seconds(attempts: tuple[PastAttempt, ...], ledger: Ledger) -> _DeviceSeconds:
+    """Devices count while an attempt has them, not while nobody runs it."""
     sizes = {attempt.number: attempt.world_size for attempt in attempts}
-    spent = productive = 0.0
+    had = productive = 0.0
     size = next(iter(sizes.values()), 0)
     for segment in ledger.segments:
         size = sizes.get(segment.attempt, size)  # between attempts: what the one before had
-        hours = size * price_per_hour / 3600
         unpaid = {"idle", "preempted"}
-        spent += hours * sum(s for name, s in segment.seconds.items() if name not in unpaid)
-        productive += hours * segment.seconds.get("productive", 0.0)
-    return Money(spent, productive)
+        had += size * sum(s for name, s in segment.seconds.items() if name not in unpaid)
+        productive += size * segment.seconds.get("productive", 0.0)
+    return _DeviceSeconds(had, productive)
 
 
 def _newest(scalars: dict[str, Series], name: str) -> float | None:
