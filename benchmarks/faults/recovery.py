@@ -26,7 +26,7 @@ from drivetrain.record.session import RUN_DIR
 
 _SCRIPT = "benchmarks.faults.recovery_worker"
 _STEPS, _KILL_AFTER, _GIVE_UP_S = 100_000, 12, 30.0
-_SETTLE_S = 10.0
+_SETTLE_S = 20.0
 """Two busy ranks on two cores: spares, where there are some, have imported everything by then."""
 PIDS = "DRIVETRAIN_BENCH_PIDS"
 

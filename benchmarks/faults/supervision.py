@@ -27,7 +27,7 @@ from drivetrain.supervise.failures.rank_dump import kernel_state
 _WORDS = ("-m", "benchmarks.faults.supervision_worker")
 TIMES = "DRIVETRAIN_BENCH_TIMES"
 """Where a rank writes down when its steps ended."""
-_SETTLE_S = 10.0  # imports, and the warm spares' imports, are over
+_SETTLE_S = 20.0  # imports, and the warm spares' imports, are over
 _WINDOW_S, _WINDOWS = 1.0, 16
 _EDGE_S = 0.05  # what a signal takes to act
 _Pair = tuple[float, float]

@@ -53,7 +53,8 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("gan", marks=pytest.mark.long), "clip"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gan", "clip"])
 def test_several_models_and_losses_over_the_batch_of_all_ranks(tmp_path: Path, name: str) -> None:
     script = str(EXAMPLES / f"{name}.py")
     words = [*LAUNCH, script, "max_steps=4", "record.logging_steps=4", "evaluation.every_steps=4"]
@@ -70,6 +71,8 @@ def test_every_collective_shows_what_it_does(tmp_path: Path) -> None:
     assert {"broadcast from rank 2", "reduce_scatter", "barrier"} <= shown.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.long  # a shorter one is in test_train_verb.py
 def test_the_front_door(tmp_path: Path) -> None:
     output = run(tmp_path, str(EXAMPLES / "ddp_front_door.py"))
     assert output.count("best accuracy 0.9") == 1

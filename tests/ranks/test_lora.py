@@ -75,6 +75,7 @@ def look(folder: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_an_adapter_on_a_base_in_shards(tmp_path: Path) -> None:
     folder = (str(tmp_path),)

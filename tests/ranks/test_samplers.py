@@ -41,6 +41,7 @@ def _own_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_any_number_of_ranks_sees_the_same_batches(tmp_path: Path) -> None:
     names = [kind.name for kind in ACCEPTED]
     for ranks, workers in ((1, 0), (2, 0), (3, 2), (4, 0)):

@@ -20,6 +20,7 @@ bench.main()
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_engine_that_trains_something_else_is_found_out(tmp_path: Path) -> None:
     script, found = tmp_path / "planted.py", tmp_path / "found.json"
     script.write_text(PLANTED)

@@ -89,7 +89,7 @@ def held_against(found: Outcome, expected: Outcome, *, is_exact: bool = True) ->
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [
-        pytest.param("one cycle", "fsdp", marks=pytest.mark.slow),
+        pytest.param("one cycle", "fsdp", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("plateau", "fsdp", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("plateau", "ddp", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("chain", "ddp", marks=[pytest.mark.slow, pytest.mark.long]),

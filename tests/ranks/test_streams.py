@@ -49,6 +49,7 @@ def train_stream_with_workers(output_dir: str) -> tuple[list[float], list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stream_gives_the_same_numbers_at_any_world_size(tmp_path: Path) -> None:
     losses, sizes = train_stream(str(tmp_path))
     assert sizes == [24, 24, 24, 24, 5] * 2

@@ -160,5 +160,6 @@ def trained(output_dir: str, name: str) -> Trainer:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_weights_leave_every_layout_whole_and_load_again(tmp_path: Path) -> None:
     run_ranks(everything, 2, 300, args=(str(tmp_path),))

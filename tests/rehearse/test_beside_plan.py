@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.rehearse.beside_plan import PEAK
+from drivetrain.rehearse.beside_plan import PEAK, PlanComparison
 from drivetrain.rehearse.client import RehearsalRequest, rehearse
 
-SCRIPT = str(Path(__file__).parents[1] / "scripts" / "even_gpt.py")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 FSDP = "parallel.strategy=fsdp"
 LONG = pytest.mark.long  # variations: CI keeps to the one with most in it
 
@@ -25,11 +25,29 @@ LAYOUTS = [
 @pytest.mark.parametrize(("world_size", "words"), LAYOUTS)
 @pytest.mark.long
 def test_memory_and_bytes_are_the_same(world_size: int, words: tuple[str, ...]) -> None:
-    asked = RehearsalRequest((SCRIPT, "micro_batch_size=4", *words), world_size)
-    compared = rehearse(asked).beside_plan
-    assert compared
+    compared = _compared("even_gpt.py", world_size, *words)
     for figure in compared:
         assert figure.error is not None, figure
         # of a last stage's small root, the planner has a gradient that is already on its way
         highest = 0.03 if figure.what == PEAK else 1e-3
         assert -1e-3 <= figure.error <= highest, figure
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("imbalance", [1, 2])
+def test_experts_on_other_ranks(imbalance: int) -> None:
+    spread = ("parallel.ep=2", f"parallel.expert.imbalance={imbalance}")
+    compared = _compared("even_moe.py", 4, "global_batch_size=16", FSDP, *spread)
+    assert "all_to_all ep" in {figure.what for figure in compared}
+    for figure in compared:
+        assert figure.error is not None, figure
+        # gathers of a block's experts and of the rest do not both have their worst moment at once
+        assert -1e-3 <= figure.error <= (0.1 if figure.what == PEAK else 1e-2), figure
+
+
+def _compared(script: str, world_size: int, *words: str) -> tuple[PlanComparison, ...]:
+    argv = (str(SCRIPTS / script), "micro_batch_size=4", *words)
+    compared = tuple(rehearse(RehearsalRequest(argv, world_size)).beside_plan)
+    assert compared
+    return compared

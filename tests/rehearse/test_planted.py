@@ -25,26 +25,20 @@ def line_of(plant: str) -> int:
 
 FSDP = ("parallel.strategy=fsdp",)
 
-pytestmark = pytest.mark.slow
-
-
-LONG = pytest.mark.long  # variations: CI keeps to one of each kind
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # `rehearse` in CI: test_bytes.py
 
 
 @pytest.mark.parametrize(
     ("plant", "what", "message", "world_size", "words"),
     [
         ("heads", "error", "3", 64, (*FSDP, "parallel.tp=4")),
-        pytest.param("stage", "config", "4 stages need as many blocks, and the model has 3", 64,
-                     (*FSDP, "parallel.pp=4", "parallel.pipeline.schedule=gpipe"), marks=LONG),
-        pytest.param("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 64, FSDP,
-                     marks=LONG),
-        pytest.param("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 8, (),
-                     marks=LONG),
-        pytest.param("batch", "error", "batch", 64, FSDP, marks=LONG),
-        pytest.param("ids", "error", "index 64 is out of range for an embedding with 64 rows", 64,
-                     FSDP, marks=LONG),
-        pytest.param("unequal", "unequal collectives", "all_reduce of 28 B", 64, FSDP, marks=LONG),
+        ("stage", "config", "4 stages need as many blocks, and the model has 3", 64,
+         (*FSDP, "parallel.pp=4", "parallel.pipeline.schedule=gpipe")),
+        ("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 64, FSDP),
+        ("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 8, ()),
+        ("batch", "error", "batch", 64, FSDP),
+        ("ids", "error", "index 64 is out of range for an embedding with 64 rows", 64, FSDP),
+        ("unequal", "unequal collectives", "all_reduce of 28 B", 64, FSDP),
     ],
 )  # fmt: skip
 def test_it_is_found_at_its_line(
@@ -57,7 +51,6 @@ def test_it_is_found_at_its_line(
     assert (finding.line.number, Path(finding.line.file)) == (line_of(plant), SCRIPT)
 
 
-@LONG
 def test_memory_that_only_the_last_stage_lacks() -> None:
     words = (*FSDP, "parallel.pp=2", "parallel.pipeline.schedule=gpipe")
     roomy = rehearsed("memory", 8, *words)
@@ -73,14 +66,12 @@ def test_memory_that_only_the_last_stage_lacks() -> None:
     assert lines
 
 
-@LONG
 def test_nothing_is_found_where_nothing_is_planted() -> None:
     rehearsal = rehearsed("nothing", 64, *FSDP, "parallel.tp=2")
     assert rehearsal.findings == ()
     assert len(rehearsal.reports) == 3
 
 
-@LONG
 def test_a_value_that_is_read_is_said() -> None:
     rehearsal = rehearsed("item", 16, *FSDP)
     assert rehearsal.findings == ()

@@ -20,7 +20,7 @@ from drivetrain.plan.profile.sources import from_architecture
 from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.search import Question
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 named_models = pytest.mark.skipif(
     find_spec("transformers") is None, reason="pip install 'drivetrain[plan]'"
 )
@@ -50,7 +50,6 @@ def test_resnet_50_on_8_devices_is_copied() -> None:
     assert "fits, but takes" in plan.why_not["fsdp"]
 
 
-@pytest.mark.long
 @named_models
 def test_gpt2_xl_on_4_devices_is_sharded() -> None:
     """The matrix: FSDP with full sharding, too large for a copy on each."""
@@ -60,7 +59,6 @@ def test_gpt2_xl_on_4_devices_is_sharded() -> None:
     assert "needs" in plan.why_not["zero-1"]
 
 
-@pytest.mark.long
 @named_models
 def test_llama_7b_on_8_devices_is_sharded_and_needs_no_offload() -> None:
     """The matrix: ZeRO-3 with offload. The same sharding, but 8 × 40 GB hold it without."""
@@ -98,7 +96,6 @@ def low_rank(subject: Subject) -> Subject:
     return replace(subject, name=f"{subject.name} with LoRA", model=model)
 
 
-@pytest.mark.long
 @named_models
 def test_low_rank_tuning_is_sharded_for_its_frozen_weights() -> None:
     """The matrix: FSDP with LoRA. 25 GiB of frozen weights do not fit on one device of 24 GB."""
@@ -109,7 +106,6 @@ def test_low_rank_tuning_is_sharded_for_its_frozen_weights() -> None:
     assert plan.best.memory.optimizer < 0.01 * plan.best.memory.parameters
 
 
-@pytest.mark.long
 @named_models
 def test_llama_70b_on_64_devices_is_sharded_before_it_is_divided() -> None:
     """The matrix: 3D parallelism. It fits, but waits for its pipeline; with less memory it wins."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.cluster.description import Cluster
+from drivetrain.cluster.description import Cluster, Device, Link
 from drivetrain.config.load import resolve
 from drivetrain.core.errors import ConfigError
 from drivetrain.diagnose.experts import RECORDS, hot_expert
@@ -19,9 +19,13 @@ from drivetrain.diagnose.run import diagnose
 from drivetrain.parallel.expert.finding import find_experts, spread_problems
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.tensor import plan_for
+from drivetrain.plan.candidate import Candidate
+from drivetrain.plan.cost.estimate import worst_memory
+from drivetrain.plan.cost.parts import exchanged_bytes
 from drivetrain.plan.profile.model import Way
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.profile.sources import from_script
+from drivetrain.plan.search import Question, search
 from drivetrain.record.expert_load import (
     MOST_RECORDED,
     LoadRecord,
@@ -219,13 +223,51 @@ def test_the_load_of_one_process_is_counted_balanced_and_shown(tmp_path: Path) -
     assert diagnose(history.run_dir) is not None
 
 
-def test_a_plan_knows_experts_and_does_not_pretend_to_know_ep() -> None:
+@pytest.fixture(scope="module")
+def profiler() -> Profiler:
     script = str(Path(__file__).parents[2] / "examples" / "moe.py")
-    with pytest.raises(ConfigError, match="a plan neither proposes nor prices it"):
-        from_script(script, ["parallel.strategy=fsdp", "parallel.ep=2"])
-    profile = Profiler(from_script(script).subject).profile(Way("fp32"))
+    return Profiler(from_script(script, ["parallel.expert.imbalance=2"]).subject)
+
+
+def test_a_plan_counts_weights_once_however_they_are_spread(profiler: Profiler) -> None:
     weights = sum(p.nbytes for p in models.moe(width=96, layers=3, vocabulary=256).parameters())
-    assert profile.total("parameters", 1) == pytest.approx(weights)
+    assert profiler.ep_sizes == (1, 2, 4, 8)
+    for way in (Way(), Way(spreads_experts=True)):
+        assert profiler.profile(way).total("parameters", 1) == pytest.approx(weights)
+
+
+def test_a_plan_counts_what_tokens_send(profiler: Profiler) -> None:
+    """Rows and their weights go there, results come back; gradients the other way."""
+    candidate = Candidate(Layout(dp_shard=8, ep=4), "fsdp", micro_batch_size=4)
+    profile = profiler.profile(candidate.way)
+    ids, _ = profiler.subject.batch(4, 1.0)
+    copies = 2 * ids.numel()  # a token goes to two experts
+    uneven, layers, counts = 2, 3, 8 * 8
+    rows, scales = 4 * 96 * copies * uneven, 4 * copies * uneven
+    expected = layers * (2 * (2 * rows + scales) + counts)
+    sent = exchanged_bytes(profile, candidate, 0)["all_to_all", "ep"]
+    assert sent == pytest.approx(expected, rel=0.05)  # lengths of lines differ
+
+
+def test_experts_on_more_ranks_take_less_memory(profiler: Profiler) -> None:
+    def peak(ep: int) -> float:
+        candidate = Candidate(Layout(dp_shard=8, ep=ep), "fsdp", micro_batch_size=1)
+        return worst_memory(profiler.profile(candidate.way), candidate).total
+
+    assert peak(8) < peak(4) < peak(2)
+
+
+def test_a_plan_proposes_to_spread_experts_where_weights_take_long(profiler: Profiler) -> None:
+    """Gathering all experts over a slow link takes longer than to send them their tokens."""
+    device = Device("fast", 10**11, {"fp32": 1e15}, 1e13)
+    slow = Cluster(8, 1, 10**11, device, between=Link(1e6))
+    question = Question(
+        8, strategies=("fsdp",), max_pp=1, recomputes=("none",), precisions=("fp32",)
+    )
+    best = search(profiler, slow, question).fitting[0]
+    assert best.candidate.layout.ep > 1
+    assert best.candidate.settings()["parallel.ep"] == best.candidate.layout.ep
+    assert best.time.exchange["ep"] > 0
 
 
 def _records(*loads: list[int], num_chosen: int = 2) -> list[LoadRecord]:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.migrations import PAIRS, SCRIPTS, Pair, losses_of, refreshed
 
-QUICK = [pytest.param("ddp", marks=pytest.mark.long), "lightning", "hf_trainer"]
+QUICK = ["ddp", "lightning", "hf_trainer"]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -19,6 +19,7 @@ def test_the_page_is_up_to_date(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_the_script_after_the_move_trains(name: str) -> None:
     for library in {"lightning": ["lightning"], "hf_trainer": ["transformers"]}.get(name, []):

@@ -196,6 +196,14 @@ def test_tp_stays_inside_a_node_and_copies_cross_it() -> None:
     assert wide.bytes_per_s == there.inside.bytes_per_s
 
 
+def test_tokens_stay_inside_a_node_where_experts_do() -> None:
+    layout, there = Layout(dp_shard=16, ep=8), cluster()
+    assert ring_along(layout, there, "ep") == Ring(8, there.inside)  # type: ignore[arg-type]
+    assert ring_along(layout, there, "expert_shard").num_ranks == 2
+    assert ring_along(layout, there, "expert_shard").link == there.between
+    assert ring_along(Layout(dp_shard=16, ep=16), there, "ep").num_ranks == 16
+
+
 def test_a_small_model_is_copied_and_a_large_one_sharded(profiler: Profiler) -> None:
     question = Question(64, precisions=("fp32",), strategies=("ddp", "fsdp"))
     plan = make_plan(profiler, cluster(), question)

@@ -71,6 +71,7 @@ def test_a_page_that_cannot_be_written_is_said_so(run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_real_run_on_two_ranks_is_shown(tmp_path: Path) -> None:
     run = tmp_path / "digits"
     words = ("train", "--nproc-per-node", 2, "--run-dir", run, DIGITS, "max_steps=30")

@@ -52,6 +52,7 @@ class Candidate:
             recompute=self.recompute,
             is_shared=self.layout.tp > 1,
             sequence_parallel=self.sequence_parallel,
+            spreads_experts=self.layout.ep > 1,
         )
 
     @property
@@ -79,6 +80,8 @@ class Candidate:
             "parallel.pp": layout.pp,
             "parallel.cp": layout.cp,
         }
+        if layout.ep > 1:
+            said["parallel.ep"] = layout.ep
         if layout.pp > 1:
             said["parallel.pipeline.schedule"] = self.schedule
         if self.sequence_parallel:
@@ -107,6 +110,7 @@ def _shown_axes(layout: Layout) -> dict[str, int]:
         "pp": layout.pp,
         "replicate": layout.dp_replicate,
         "shard": layout.dp_shard,
+        "ep": layout.ep,
         "cp": layout.cp,
         "tp": layout.tp,
     }

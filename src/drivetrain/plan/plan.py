@@ -67,7 +67,7 @@ def kind_of(priced: Estimate) -> str:
     words = []
     if layout.dp * layout.cp > 1 or layout.world_size == 1:
         words.append(candidate.cost.label(candidate.use))
-    words += [axis for axis in ("tp", "pp", "cp") if getattr(layout, axis) > 1]
+    words += [axis for axis in ("ep", "tp", "pp", "cp") if getattr(layout, axis) > 1]
     return " + ".join(words) + (" + offload" if candidate.offload != "none" else "")
 
 
@@ -226,9 +226,7 @@ def estimate_dict(one: Estimate) -> dict[str, Any]:
     return {
         "title": candidate.title,
         "settings": candidate.settings(),
-        "layout": dict(
-            zip(("pp", "dp_replicate", "dp_shard", "cp", "tp"), candidate.layout.sizes, strict=True)
-        ),
+        "layout": asdict(candidate.layout),
         "micro_batch_size": candidate.micro_batch_size,
         "accumulation": candidate.accumulation,
         "memory_bytes": {**one.memory.components(), "total": one.memory.total},

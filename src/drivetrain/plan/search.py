@@ -15,7 +15,7 @@ from typing import Literal
 from drivetrain.cluster.description import Cluster
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.section import Section
-from drivetrain.core.traits import STRATEGIES, all_traits
+from drivetrain.core.traits import STRATEGIES, all_traits, traits_of
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.cost.estimate import Estimate, estimate, memory_limit
@@ -141,7 +141,7 @@ def _rounded(value: float) -> float:
 
 
 def _complexity(candidate: Candidate) -> float:
-    axes = sum(size > 1 for size in candidate.layout.sizes)
+    axes = sum(size > 1 for size in (*candidate.layout.sizes, candidate.layout.ep))
     trades = {"none": 0.0, "selective": 0.2, "full": 0.3}
     offload = 1.0 if candidate.offload != "none" else 0.0
     own = candidate.cost.complexity(candidate.use)
@@ -189,6 +189,8 @@ def _candidates(
                 layout, strategy, precision=precision, options=options, offload=offload
             )
             can_offload = offload == "none" or spread.cost.can_offload(spread.use)
+            if layout.ep > 1 and (precision == "fp16" or offload != "none"):
+                continue  # not built
             if not can_offload or _least_state(profiler, spread) > limit:
                 continue
             for size in _micro_batches(per_rank, layout, question):
@@ -218,7 +220,9 @@ def _spreads(
                 if not fits or (pp > 1 and cp > 1) or world_size % (tp * cp * pp):
                     continue
                 dp = world_size // (tp * cp * pp)
-                yield from _data_parallel(question, cluster, pp, cp, tp, dp)
+                for layout, name, options in _data_parallel(question, cluster, pp, cp, tp, dp):
+                    for ep in _expert_ranks(profiler, layout, name):
+                        yield replace(layout, ep=ep), name, options
 
 
 def _data_parallel(
@@ -230,6 +234,13 @@ def _data_parallel(
         ways = cost_model(name).variants(dp, cp, is_divided=is_divided, shard_sizes=sizes)
         for way in ways:
             yield Layout(pp, way.dp_replicate, way.dp_shard, cp, tp), name, way.options
+
+
+def _expert_ranks(profiler: Profiler, layout: Layout, strategy: str) -> Iterator[int]:
+    """What `parallel.ep` could be; sequences that are cut are not dispatched (cp)."""
+    yield 1
+    if "ep" in traits_of(strategy).combines_with and layout.cp == 1:
+        yield from (n for n in profiler.ep_sizes if n > 1 and layout.dp_shard % n == 0)
 
 
 def _shard_sizes(cluster: Cluster, dp: int, tp: int, cp: int) -> list[int]:

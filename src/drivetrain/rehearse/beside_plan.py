@@ -7,6 +7,7 @@ something (padding of shards, a short last slice) that only the rehearsal sees.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -98,7 +99,9 @@ def compare(
         peak = prediction.peak_bytes[stage]
         figures = {PEAK: (peak, float(report.memory.peak))}
         counted = _counted(report.in_step, layout)
-        predicted = prediction.exchanged[stage]
+        predicted: dict[tuple[str, str], float] = defaultdict(float)
+        for (name, axes), num_bytes in prediction.exchanged[stage].items():
+            predicted[name, _one_name(axes, layout)] += num_bytes
         large = {key for key, num_bytes in predicted.items() if num_bytes >= SMALL}
         for key in sorted({*counted, *large}):
             figures[" ".join(key)] = (predicted.get(key, 0.0), counted.get(key, 0.0))
@@ -112,8 +115,13 @@ def _axes(ranks: tuple[int, ...], layout: Layout) -> str:
     """By name also where a group is all ranks, as the planner has it."""
     axes = axes_of(ranks, layout)
     if axes != "all ranks":
-        return axes
+        return _one_name(axes, layout)
     return " × ".join(axis for axis in AXES if getattr(layout, axis) > 1)
+
+
+def _one_name(axes: str, layout: Layout) -> str:
+    """Experts over all of dp_shard are on the same ranks as shards."""
+    return "dp_shard" if axes == "ep" and layout.ep == layout.dp_shard else axes
 
 
 def _counted(calls: Sequence[RehearsedCall], layout: Layout) -> dict[tuple[str, str], float]:

@@ -69,6 +69,8 @@ def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
     if layout.ep > 1 and ranks == layout.expert_group(ranks[0]):
         return "ep"
     first, last = layout.coordinates(ranks[0]), layout.coordinates(ranks[-1])
+    if layout.ep > 1 and len(ranks) == layout.expert_shard and first.dp_shard != last.dp_shard:
+        return "expert_shard"
     differing = [axis for axis in AXES if getattr(first, axis) != getattr(last, axis)]
     return " × ".join(differing) or "itself"
 

@@ -40,8 +40,8 @@ class WorkNumbers:
     curved_bytes: float = 0.0
     num_operations: float = 0.0
     num_products: float = 0.0
-    exchanges: tuple[tuple[str, float, int], ...] = ()
-    """(kind, bytes in all, number of calls) along tp."""
+    exchanges: tuple[tuple[str, str, float, int], ...] = ()
+    """(axis, kind, bytes in all, number of calls): within layers that tp or ep share."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ from drivetrain.supervise.stall import Stall, StallWatch
 from drivetrain.supervise.starting import Logs, Starter
 
 _TICK_S = 0.1
+_SPARES_AFTER_S = 5.0
+"""Of steps: importing for spares takes seconds of a core, and a short run is over without them."""
 
 
 class Supervisor(SimpleElasticAgent):
@@ -77,6 +79,7 @@ class Supervisor(SimpleElasticAgent):
         self._starter = Starter(settings, self._node, logs, head_start)
         self._attempt = NodeAttempt(0, self._node, self._worker_group, self._session)
         self._watch = StallWatch(settings.patience)
+        self._steps_since: float | None = None
         self._ask_after_s = 0.0
         """Of idleness: ranks of a script that reports no steps are asked then."""
 
@@ -156,10 +159,17 @@ class Supervisor(SimpleElasticAgent):
         if self._settings.is_python and not self._attempt.trains and self._waits_in_vain(codes):
             return
         if any(page is not None and page.phase is Phase.STEPPING for page in pages):
-            spares = self._settings.spares
-            self._node.keep_warm(self._num_ranks if spares is None else spares)
+            self._keep_spares()
         if self._machine.state is MachineState.RUNNING and self._group.nodes_are_waiting():
             self._end(End(EndKind.RESIZED, self._attempt.step()))
+
+    def _keep_spares(self) -> None:
+        """As many as were asked for; unasked, for all ranks of a run that goes on for a while."""
+        self._steps_since = self._steps_since or time.monotonic()
+        if self._settings.spares is not None:
+            self._node.keep_warm(self._settings.spares)
+        elif time.monotonic() - self._steps_since >= _SPARES_AFTER_S:
+            self._node.keep_warm(self._num_ranks)
 
     @property
     def _num_ranks(self) -> int:

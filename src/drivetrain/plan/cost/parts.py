@@ -9,6 +9,7 @@ from functools import lru_cache
 from drivetrain.parallel.pipeline.anatomy import balanced_stages
 from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.profile.model import ModelProfile, part_numbers
+from drivetrain.plan.profile.profiling import TRACED_EP
 from drivetrain.strategies.cost import PartNumbers, WorkNumbers
 
 # Which parts of the model each pipeline stage has: as the pipeline itself would cut it.
@@ -50,6 +51,8 @@ def rank_parts(profile: ModelProfile, candidate: Candidate) -> tuple[PartNumbers
     """Every traced part, at the size a rank has."""
     batch, tp, cp = candidate.micro_batch_size, candidate.layout.tp, candidate.layout.cp
     numbers = part_numbers(profile, batch, 1.0 / cp, tp)
+    if candidate.layout.ep > 1:
+        numbers = tuple(_with_own_experts(part, candidate) for part in numbers)
     if cp == 1:
         return numbers
     hidden = profile.hand_over_bytes.one(batch, 1.0, tp)
@@ -57,6 +60,17 @@ def rank_parts(profile: ModelProfile, candidate: Candidate) -> tuple[PartNumbers
     both = zip(numbers[1:-1], whole[1:-1], strict=True)
     blocks = [_block(part, all_of_it, cp, 2 * hidden) for part, all_of_it in both]
     return (numbers[0], *blocks, _back(whole[-1], numbers[-1].saved))
+
+
+def _with_own_experts(part: PartNumbers, candidate: Candidate) -> PartNumbers:
+    """Gradients of as many experts as a rank has; a trace had them on `TRACED_EP` ranks."""
+    way = candidate.way
+    traced = part.trained_experts * (0.5 if way.weights_cast and way.precision != "fp32" else 1.0)
+    fewer = traced * (1 / TRACED_EP - 1 / candidate.layout.ep)
+    work = part.backward
+    most = max(work.peak, work.peak_with_gradients - fewer)
+    back = replace(work, peak_with_gradients=most, gradients=work.gradients - fewer)
+    return replace(part, backward=back)
 
 
 def _back(part: PartNumbers, own: float) -> PartNumbers:
@@ -97,7 +111,7 @@ Exchanged = dict[tuple[str, str], float]
 
 
 def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> Exchanged:
-    """What the strategy sends, and tp, cp and pp."""
+    """What the strategy sends, and tp, ep, cp and pp."""
     layout = candidate.layout
     numbers = rank_parts(profile, candidate)
     indices = stage_parts(profile, layout.pp)[stage]
@@ -105,8 +119,8 @@ def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> 
     found: Exchanged = defaultdict(float)
     for index in indices:
         part = numbers[index]
-        for kind, num_bytes, _ in (*part.forward.exchanges, *part.backward.exchanges):
-            found[kind, "tp"] += turns * num_bytes
+        for axis, kind, num_bytes, _ in (*part.forward.exchanges, *part.backward.exchanges):
+            found[kind, axis] += turns * num_bytes
     parts = [numbers[index] for index in indices]
     is_root = [index in (0, len(numbers) - 1) for index in indices]
     for each in candidate.cost.exchanges(parts, is_root, candidate.use):

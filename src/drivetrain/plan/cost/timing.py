@@ -47,16 +47,26 @@ def ring_along(layout: Layout, cluster: Cluster, *axes: str) -> Ring:
     Ranks are numbered with tp innermost, so inner axes stay inside a node. A ring that crosses
     nodes leaves each of them through as many network ports as it has ranks there.
     """
-    sizes = dict(zip(AXES, layout.sizes, strict=True))
+    sizes = _axis_sizes(layout, axes)
     number = math.prod(sizes[axis] for axis in axes)
     stride, inside = 1, 1
-    for axis in reversed(AXES):
+    for axis in reversed(sizes):
         if axis in axes:
             room = max(1, cluster.devices_per_node // stride)
             inside *= min(sizes[axis], room) if stride <= cluster.devices_per_node else 1
         stride *= sizes[axis]
     inside = min(inside, number)
     return Ring(number, _slowest(cluster, number, inside))
+
+
+def _axis_sizes(layout: Layout, axes: Sequence[str]) -> dict[str, int]:
+    """Outermost first; dp_shard in two where one of its halves is asked for."""
+    sizes = dict(zip(AXES, layout.sizes, strict=True))
+    if not {"ep", "expert_shard"}.intersection(axes):
+        return sizes
+    halves = {"expert_shard": layout.expert_shard, "ep": layout.ep}
+    split = ({axis: size} if axis != "dp_shard" else halves for axis, size in sizes.items())
+    return {axis: size for part in split for axis, size in part.items()}
 
 
 def neighbours_along(layout: Layout, cluster: Cluster, axis: str) -> Link:
@@ -118,7 +128,8 @@ class _Stage:
 
     forward: float
     backward: float
-    tp: float
+    exchange: dict[str, float]
+    """By axis: within layers, while nothing else goes on."""
 
 
 def step_time(
@@ -144,11 +155,12 @@ def step_time(
     work = turns * (stage.forward + stage.backward)
     is_root = [i in (0, len(numbers) - 1) for i in stages[slowest]]
     exchange, hidden = _data_exchange(parts, is_root, stage, candidate, cluster)
-    exchange["tp"] = turns * stage.tp
+    inside = {axis: turns * seconds for axis, seconds in stage.exchange.items()}
+    exchange |= inside
     exchange["cp"] = _context_exchange(profile, candidate, cluster)
     exchange["pp"] = _hand_over(profile, candidate, cluster)
     idle = bubble(Pipeline(schedule=candidate.schedule), layout.pp, turns) if layout.pp > 1 else 0.0
-    busy = work + exchange["tp"]
+    busy = work + sum(inside.values())
     return StepTime(
         compute=work - turns * again,
         recompute=turns * again,
@@ -173,8 +185,9 @@ def _stage(
 ) -> _Stage:
     device = _device(cluster)
     counts = {index: parts.count(index) for index in set(parts)}
-    ring = ring_along(candidate.layout, cluster, "tp")
-    forward = backward = tp = 0.0
+    rings = {axis: ring_along(candidate.layout, cluster, axis) for axis in ("tp", "ep")}
+    exchange = dict.fromkeys(rings, 0.0)
+    forward = backward = 0.0
     for index, count in counts.items():
         part = numbers[index]
         is_shared = candidate.layout.tp > 1
@@ -182,9 +195,9 @@ def _stage(
         backward += count * _seconds(
             part.backward, device, candidate.precision, is_shared=is_shared
         )
-        for kind, size, calls in (*part.forward.exchanges, *part.backward.exchanges):
-            tp += count * ring.seconds(kind, size, calls)
-    return _Stage(forward, backward, tp)
+        for axis, kind, size, calls in (*part.forward.exchanges, *part.backward.exchanges):
+            exchange[axis] += count * rings[axis].seconds(kind, size, calls)
+    return _Stage(forward, backward, exchange)
 
 
 def _seconds(

@@ -190,6 +190,8 @@ class Way:
     is_shared: bool = False
     """Layers are shared by tp ranks."""
     sequence_parallel: bool = False
+    spreads_experts: bool = False
+    """Tokens travel to experts on other ranks."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,9 @@ class PartSizes:
     num_parameters: Growth
     num_weights: Growth
     """How many tensors they are in."""
+    experts: Growth
+    """Of the parameters, those that ep would spread."""
+    trained_experts: Growth
 
 
 @dataclass(frozen=True)
@@ -221,9 +226,9 @@ class PartWork:
     """Of `moved_bytes`; see `trace.Span`."""
     num_operations: float
     num_products: float
-    exchanged_bytes: dict[str, Growth]
-    """Along tp, by kind of collective."""
-    num_exchanges: dict[str, int]
+    exchanged_bytes: dict[tuple[str, str], Growth]
+    """By axis and kind of collective."""
+    num_exchanges: dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True)
@@ -330,6 +335,8 @@ def _part(part: PartProfile, batch: float, length: float, tp: int) -> PartNumber
         part.saved.one(batch, length, tp),
         _work(part.forward, batch, length, tp),
         _work(part.backward, batch, length, tp),
+        sizes.experts.one(1, 1.0, tp),
+        sizes.trained_experts.one(1, 1.0, tp),
     )
 
 
@@ -350,7 +357,7 @@ def _work(work: PartWork, batch: float, length: float, tp: int) -> WorkNumbers:
         work.num_operations,
         work.num_products,
         tuple(
-            (kind, growth.one(batch, length, tp), work.num_exchanges[kind])
-            for kind, growth in work.exchanged_bytes.items()
+            (*key, growth.one(batch, length, tp), work.num_exchanges[key])
+            for key, growth in work.exchanged_bytes.items()
         ),
     )

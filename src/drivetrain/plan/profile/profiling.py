@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from drivetrain.config.schema import Tensor
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.blocks import recompute_blocks, repeated_blocks
+from drivetrain.parallel.expert.dispatch import spread_experts
+from drivetrain.parallel.expert.finding import find_experts, spread_problems
 from drivetrain.parallel.model import COMPUTE_DTYPES
 from drivetrain.plan.profile.fake_tensor_patches import fake_tensor_patches
 from drivetrain.plan.profile.model import ModelProfile, Shape, Size, Way, shape_of, shorten
@@ -34,6 +37,8 @@ from drivetrain.plan.profile.trace import TracedBytes, following_parts
 # two batches give the slope; two are the least that no layer treats as a special case
 _BATCHES = (2, 4)
 _SHARED_BY = (2, 4)
+TRACED_EP = 2
+"""Ranks that experts are spread over in a trace: how many hardly matters to a rank's tokens."""
 
 
 class Profiler:
@@ -46,6 +51,7 @@ class Profiler:
             model = subject.model()
         self.shape = shape_of(model)
         self.tp_sizes = _tp_sizes(model)
+        self.ep_sizes = _ep_sizes(model)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         shorten(model, self.shape)
         self._template = model
@@ -58,15 +64,20 @@ class Profiler:
         if way not in self._profiles:
             began = time.perf_counter()
             ranks = self._ranks(way)
-            with _fake_ranks(max(ranks)), _quick_collections():
+            with _fake_ranks(max(ranks) * _ep(way)), _quick_collections():
                 samples = {
                     Size(batch, length, tp): self._sample(way, batch, length, tp)
                     for tp in ranks
                     for length in self._lengths
                     for batch in _BATCHES
                 }
-            self._profiles[way] = profile_from(way, self.shape, samples)
+            found = profile_from(way, self.shape, samples)
             self.seconds += time.perf_counter() - began
+            if way.spreads_experts:
+                found = _with_whole_weights(
+                    found, self.profile(replace(way, spreads_experts=False))
+                )
+            self._profiles[way] = found
         return self._profiles[way]
 
     def _ranks(self, way: Way) -> tuple[int, ...]:
@@ -81,8 +92,8 @@ class Profiler:
 
     def _sample(self, way: Way, batch: int, length: float, tp: int) -> Sample:
         model = copy.deepcopy(self._template)
-        if tp > 1:
-            _share(model, tp, way)
+        if tp * _ep(way) > 1:
+            self._share(model, tp, way)
         if way.recompute != "none":
             recompute_blocks(model, way.recompute)
         with _quietly(), fake_tensor_patches(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -91,6 +102,33 @@ class Profiler:
                 torch.Tensor, fake.from_tensor, self.subject.batch(batch, length)
             )
             return trace_step(self.subject, model, inputs, way, self.shape)
+
+    def _share(self, model: nn.Module, tp: int, way: Way) -> None:
+        """Layers over `tp` ranks, and experts over some that stand beside them."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        ranks = torch.arange(tp * _ep(way)).view(_ep(way), tp)
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("ep", "tp"))
+        experts = find_experts(model)
+        if tp > 1:
+            from drivetrain.parallel.tensor import share_layers
+
+            share_layers(model, Tensor(sequence_parallel=way.sequence_parallel), mesh["tp"])
+        if way.spreads_experts:
+            spread_experts(experts, mesh["ep"], self.subject.expert_imbalance)
+
+
+def _ep(way: Way) -> int:
+    return TRACED_EP if way.spreads_experts else 1
+
+
+def _with_whole_weights(traced: ModelProfile, whole: ModelProfile) -> ModelProfile:
+    """Weights as they are on one rank: what ep leaves of them, strategies say by its size."""
+    parts = tuple(
+        replace(part, sizes=other.sizes)
+        for part, other in zip(traced.parts, whole.parts, strict=True)
+    )
+    return replace(traced, parts=parts, optimizer_extra=whole.optimizer_extra)
 
 
 def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape: Shape) -> Sample:
@@ -158,15 +196,6 @@ def _make_fake(model: nn.Module, dtype: torch.dtype | None) -> None:
                 module._buffers[name] = fake(buffer)  # noqa: SLF001
 
 
-def _share(model: nn.Module, tp: int, way: Way) -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from drivetrain.parallel.tensor import share_layers
-
-    mesh = DeviceMesh("cpu", list(range(tp)), mesh_dim_names=("tp",))
-    share_layers(model, Tensor(sequence_parallel=way.sequence_parallel), mesh)
-
-
 def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
     """Numbers of ranks that could share each layer."""
     from drivetrain.parallel.tensor import plan_for
@@ -179,6 +208,14 @@ def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
             continue
         sizes.append(size)
     return tuple(sizes)
+
+
+def _ep_sizes(model: nn.Module) -> tuple[int, ...]:
+    """Numbers of ranks that every layer's experts could be spread over: (1,) without any."""
+    experts = find_experts(model)
+    most = max((each.count for each in experts), default=1)
+    sizes = (2**power for power in range(1, most.bit_length()))
+    return (1, *(size for size in sizes if not spread_problems(model, experts, size)))
 
 
 @contextmanager

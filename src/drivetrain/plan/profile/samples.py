@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from drivetrain.parallel.expert.finding import find_experts
 from drivetrain.plan.profile.model import (
     Array,
     Growth,
@@ -23,7 +24,10 @@ from drivetrain.plan.profile.model import (
 )
 from drivetrain.plan.profile.trace import Span, StepTrace
 
-_SIZES = ("parameters", "trained", "optimizer", "buffers", "num_parameters", "num_weights")
+_SIZES = (
+    *("parameters", "trained", "optimizer", "buffers", "num_parameters", "num_weights"),
+    *("experts", "trained_experts"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Direction:
     curved_bytes: float
     num_operations: int
     num_products: int
-    exchanged: Mapping[str, Sequence[float]]
+    exchanged: Mapping[tuple[str, str], Sequence[float]]
 
     @classmethod
     def of(cls, span: Span, base: int) -> Direction:
@@ -93,11 +97,12 @@ class Sample:
     ) -> Sample:
         """What a trace and the traced model say; weights at rest are `scale` times as large."""
         groups = _weights_by_part(model, blocks, shape)
+        experts = {id(p) for each in find_experts(model) for p in each.module.parameters()}
         begins = [span.begins_at for span in trace.forward]
         ends = [*begins[1:], trace.forward[-1].live[-1]]
         parts = tuple(
             PartSample(
-                _sizes(group, state, scale),
+                _sizes(group, state, experts, scale),
                 float(end - begin),
                 Direction.of(forward, begin),
                 Direction.of(backward, begin),
@@ -219,9 +224,13 @@ def _weights_by_part(
 
 
 def _sizes(
-    group: tuple[list[nn.Parameter], list[torch.Tensor]], state: Mapping[int, int], scale: float
+    group: tuple[list[nn.Parameter], list[torch.Tensor]],
+    state: Mapping[int, int],
+    experts: Set[int],
+    scale: float,
 ) -> dict[str, float]:
     weights, buffers = group
+    of_experts = [p for p in weights if id(p) in experts]
     return {
         "parameters": scale * sum(map(_bytes, weights)),
         "trained": scale * sum(_bytes(p) for p in weights if p.requires_grad),
@@ -229,6 +238,8 @@ def _sizes(
         "buffers": float(sum(map(_bytes, buffers))),
         "num_parameters": float(sum(_local(p).numel() for p in weights)),
         "num_weights": float(len(weights)),
+        "experts": scale * sum(map(_bytes, of_experts)),
+        "trained_experts": scale * sum(_bytes(p) for p in of_experts if p.requires_grad),
     }
 
 

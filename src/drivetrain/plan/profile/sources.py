@@ -190,12 +190,6 @@ def from_script(path: str, argv: Sequence[str] = ()) -> Found:
         with intercepting():
             runpy.run_path(path, run_name="__main__")
     except Intercepted as caught:
-        ep = caught.resolved.config.parallel.ep
-        if ep > 1:
-            rule = "a plan neither proposes nor prices it"
-            raise ConfigError(
-                [Problem("parallel.ep", rule, "leave it out here; a rehearsal counts it", ep)]
-            ) from None
         return Found(_subject_of(Path(path).stem, caught), caught.resolved)
     finally:
         sys.argv = before
@@ -222,6 +216,7 @@ def _subject_of(name: str, caught: Intercepted) -> Subject:
         batch,
         optimizer,
         tokens_per_sample=_sequence_length(first),
+        expert_imbalance=caught.resolved.config.parallel.expert.imbalance,
     )
 
 

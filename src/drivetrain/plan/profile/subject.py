@@ -30,6 +30,8 @@ class Subject:
     """For throughput in tokens; None where a sample is no sequence."""
     varies_length: bool = False
     """Whether `batch` can make shorter sequences."""
+    expert_imbalance: float = 1.0
+    """Tokens that a rank's experts are sent, times an even share."""
 
 
 def causal_lm_loss(model: nn.Module, batch: Any) -> torch.Tensor:

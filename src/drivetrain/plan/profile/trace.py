@@ -69,8 +69,8 @@ class Span:
     """Of these, by exponentials, roots and means: a processor reads faster than it does these."""
     num_operations: int = 0
     num_products: int = 0
-    exchanged: dict[str, list[float]] = field(default_factory=dict)
-    """Bytes handed to each collective, by its kind, call by call."""
+    exchanged: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """Bytes handed to each collective, by (axis, kind), call by call."""
 
 
 @dataclass
@@ -162,12 +162,17 @@ class TracedBytes(TorchDispatchMode):
         span.gradients.append(self._gradients)
 
     def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
-        kind = _COLLECTIVES.get(func._schema.name)  # noqa: SLF001 - its only public spelling
+        name = func._schema.name  # noqa: SLF001 - its only public spelling
+        if name == _TOKENS_TRAVEL:  # what comes in may be more than what goes out
+            self._span.exchanged.setdefault(("ep", "all_to_all"), []).append(
+                float(max(_bytes(args[0]), _bytes(args[1])))
+            )
+        kind = _COLLECTIVES.get(name)
         if kind is not None and isinstance(args[0], torch.Tensor):
             size = _bytes(args[0])
             if kind == "all_gather":
                 size *= int(args[1])  # of the whole
-            self._span.exchanged.setdefault(kind, []).append(float(size))
+            self._span.exchanged.setdefault(("tp", kind), []).append(float(size))
 
     def _see(self, tensor: torch.Tensor) -> bool:
         """Whether this storage is new."""
@@ -196,6 +201,8 @@ _COLLECTIVES = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
     "_c10d_functional::all_to_all_single": "all_to_all",
 }
+_TOKENS_TRAVEL = "c10d::alltoall_base_"
+"""To their experts and back (`parallel/expert/dispatch.py`)."""
 
 
 _WEIGHT_OF_CONVOLUTION = {"aten::convolution": 1, "aten::convolution_backward": 2}

@@ -293,6 +293,8 @@ def _of_experts(
     parts: Sequence[PartNumbers], sent: Sequence[Exchange], use: Use, *, gathers_again: bool
 ) -> list[Exchange]:
     """The same for experts, between ranks that have the same ones. Tokens are not known here."""
+    if use.layout.expert_shard == 1:
+        return []
     weights = sum(part.experts for part in parts) / use.layout.ep * _compute_ratio(use)
     trained = sum(part.trained_experts for part in parts) / use.layout.ep
     sizes = (weights, weights if gathers_again else 0.0, trained)
