@@ -223,30 +223,42 @@ def test_the_load_of_one_process_is_counted_balanced_and_shown(tmp_path: Path) -
     assert diagnose(history.run_dir) is not None
 
 
+SCRIPT = str(Path(__file__).parents[1] / "scripts" / "even_moe.py")
+UNEVEN, CHOSEN, EXPERTS = 2, 2, 8
+
+
 @pytest.fixture(scope="module")
 def profiler() -> Profiler:
-    script = str(Path(__file__).parents[2] / "examples" / "moe.py")
-    return Profiler(from_script(script, ["parallel.expert.imbalance=2"]).subject)
+    return Profiler(from_script(SCRIPT, [f"parallel.expert.imbalance={UNEVEN}"]).subject)
 
 
 def test_a_plan_counts_weights_once_however_they_are_spread(profiler: Profiler) -> None:
-    weights = sum(p.nbytes for p in models.moe(width=96, layers=3, vocabulary=256).parameters())
-    assert profiler.ep_sizes == (1, 2, 4, 8)
+    weights = sum(p.nbytes for p in models.moe().parameters())
+    assert profiler.ep_sizes == (1, 2, 4, EXPERTS)
     for way in (Way(), Way(spreads_experts=True)):
         assert profiler.profile(way).total("parameters", 1) == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_a_plan_counts_the_products_of_experts(profiler: Profiler, is_spread: bool) -> None:
+    """A token is multiplied with two experts of a layer, however many there are."""
+    model = models.moe()
+    experts = sum(p.numel() for e in find_experts(model) for p in e.module.parameters())
+    used = experts * CHOSEN / EXPERTS * (UNEVEN if is_spread else 1)
+    dense = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    tokens = profiler.subject.batch(1, 1.0)[0].numel()
+    attention = (4 + 10) * tokens**2 * models.WIDTH * models.LAYERS  # as torch counts it
+    counted = profiler.profile(Way(spreads_experts=is_spread)).flops(1)
+    assert counted == pytest.approx(6 * tokens * (dense + used) + attention)
 
 
 def test_a_plan_counts_what_tokens_send(profiler: Profiler) -> None:
     """Rows and their weights go there, results come back; gradients the other way."""
     candidate = Candidate(Layout(dp_shard=8, ep=4), "fsdp", micro_batch_size=4)
-    profile = profiler.profile(candidate.way)
-    ids, _ = profiler.subject.batch(4, 1.0)
-    copies = 2 * ids.numel()  # a token goes to two experts
-    uneven, layers, counts = 2, 3, 8 * 8
-    rows, scales = 4 * 96 * copies * uneven, 4 * copies * uneven
-    expected = layers * (2 * (2 * rows + scales) + counts)
-    sent = exchanged_bytes(profile, candidate, 0)["all_to_all", "ep"]
-    assert sent == pytest.approx(expected, rel=0.05)  # lengths of lines differ
+    copies = CHOSEN * UNEVEN * profiler.subject.batch(4, 1.0)[0].numel()
+    rows, scales, counts = 4 * models.WIDTH * copies, 4 * copies, 8 * EXPERTS
+    sent = exchanged_bytes(profiler.profile(candidate.way), candidate, 0)["all_to_all", "ep"]
+    assert sent == pytest.approx(models.LAYERS * (2 * (2 * rows + scales) + counts))
 
 
 def test_experts_on_more_ranks_take_less_memory(profiler: Profiler) -> None:

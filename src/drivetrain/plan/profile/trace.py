@@ -26,9 +26,10 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-# Floating-point operations of one operation, by torch's own formulas and one of ours.
+# Floating-point operations of one operation, by torch's own formulas and two of ours.
 
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_GROUPED_PRODUCT = "aten::_grouped_mm"
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
@@ -39,10 +40,18 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     if name == f"{_CPU_ATTENTION}_backward":
         grad, query, key, value = (tensor.shape for tensor in args[:4])
         return float(sdpa_backward_flop_count(grad, query, key, value))
+    if name == _GROUPED_PRODUCT:
+        return _grouped_flops(args[0].shape, args[1].shape)
     formula = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - as the registry is keyed
     if formula is None or any(isinstance(a, torch.Tensor) and a.is_meta for a in args):
         return 0.0
     return float(formula(*args, **kwargs, out_val=out))
+
+
+def _grouped_flops(left: torch.Size, right: torch.Size) -> float:
+    """Of experts: groups along a dimension that only one of the two has multiply a part each."""
+    groups = left[0] if len(left) == len(right) == 3 else 1
+    return 2.0 * groups * left[-2] * left[-1] * right[-1]
 
 
 _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
