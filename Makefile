@@ -120,11 +120,11 @@ ray:                              ## everything on real Ray clusters: crashed ho
 targets:                          ## the same examples on every target, next to one process, into docs/targets.md (needs root)
 	$(BIN)/python -m tests.targets.table docs/targets.md benchmarks/results/targets
 
-drills:                           ## the first 10 drills of the campaign, as CI runs them
+drills:                           ## the first 8 drills of the campaign, as CI runs them
 	rm -rf build/drills
-	$(BIN)/python -m tests.drills.campaign 10 --output build/drills
+	$(BIN)/python -m tests.drills.campaign 8 --output build/drills
 
-drills-on-device: accelerator     ## the same 20 on the test device; results land in benchmarks/results/
+drills-on-device: accelerator     ## the first 20 on the test device; results land in benchmarks/results/
 	rm -rf benchmarks/results/faults-on-device
 	PYTHONPATH=build/accelerator $(BIN)/python -m tests.drills.campaign 20 --output benchmarks/results/faults-on-device
 

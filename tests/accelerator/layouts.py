@@ -29,12 +29,10 @@ def train_on_device(
     return found
 
 
-def layouts_of(
-    world_size: int, *, but: tuple[str, ...] = ("deepspeed", "horovod", "ep")
-) -> list[str]:
-    """Those that torch itself carries, and a model without experts."""
+def layouts_of(world_size: int) -> list[str]:
+    """Those that torch itself carries."""
     return [
         name
         for name, (ranks, _) in LAYOUTS.items()
-        if ranks == world_size and not any(name.startswith(other) for other in but)
+        if ranks == world_size and not name.startswith(("deepspeed", "horovod"))
     ]

@@ -15,27 +15,29 @@ from drivetrain.testing import run_ranks
 from tests.accelerator.layouts import GROUPS, STEPS, layouts_of, train_on_device
 from tests.accelerator.reference import losses_on_cpu
 from tests.accelerator.test_parity import PARITY, synchronizations
-from tests.ranks.matrix import LAYOUTS, applies
+from tests.ranks.matrix import LAYOUTS, LOOSER, applies
 from tests.ranks.training import largest_deviation
 
-MODELS = ("gpt", "resnet", "hf_llama")
+MODELS = ("gpt", "resnet", "hf_llama", "moe", "gpt_muon", "gpt_float8", "llama_lora")
 SETTINGS = [("both", 0), ("device only", 0), ("both", 3), ("device only", 3)]
 """Process group, and the first rank's device; the other models take the first and the last."""
+WAITING = ("parameter_server",)
+"""Whose servers are on the host; so are the counts of tokens that go to experts."""
 Found = dict[str, dict[str, Any]]
 
 
 def measure(folder: str, world_size: int) -> Found:
     layouts = layouts_of(world_size)
-    waits = run_ranks(synchronizations, world_size, 600, (folder, layouts), GROUPS["both"])
-    found: Found = {
-        layout: {"ranks": world_size, "waits": max(len(rank[layout]) for rank in waits)}
-        for layout in layouts
-    }
+    counted = [name for name in layouts if applies("gpt", name) and name not in WAITING]
+    waits = run_ranks(synchronizations, world_size, 600, (folder, counted), GROUPS["both"])
+    found: Found = {layout: {"ranks": world_size} for layout in layouts}
+    for layout in counted:
+        found[layout]["waits"] = max(len(rank[layout]) for rank in waits)
     for group, shift in SETTINGS:
         models = MODELS if (group, shift) in (SETTINGS[0], SETTINGS[-1]) else MODELS[:1]
         cells = [(name, model) for name in layouts for model in models if applies(model, name)]
         backend = GROUPS[group]
-        losses = run_ranks(train_on_device, world_size, 1500, (folder, cells, shift), backend)[0]
+        losses = run_ranks(train_on_device, world_size, 3000, (folder, cells, shift), backend)[0]
         for layout, model in cells:
             deviation = largest_deviation(losses[f"{layout}, {model}"], losses_on_cpu(model, STEPS))
             row = found[layout].setdefault(model, {})
@@ -49,7 +51,8 @@ def page(found: Found) -> str:
         "",
         "Each layout of the [parity matrix](parity-matrix.md) that torch itself carries, trained "
         "on the [test accelerator](gpu.md): the largest relative deviation of the loss from one "
-        f"process on the CPU over {STEPS} steps, fp32 (allowed: {PARITY:.0e}), in the worst of "
+        f"process on the CPU over {STEPS} steps, fp32 (allowed: {PARITY:.0e}, and "
+        f"{LOOSER['gpt_float8']:.0e} of gpt_float8), in the worst of "
         "four settings: a process group for host and device tensors or for device tensors only, "
         "and devices that begin at index 0 or at 3. *Waits* are host synchronisations in five "
         "steps between two logs. Written by `make device-matrix`.",
@@ -59,10 +62,12 @@ def page(found: Found) -> str:
     ]
     for layout, row in found.items():
         cells = [f"{max(row[model].values()):.1e}" if model in row else "n/a" for model in MODELS]
-        lines.append(f"| {layout} | {row['ranks']} | {' | '.join(cells)} | {row['waits']} |")
+        waits = row.get("waits", "n/a")
+        lines.append(f"| {layout} | {row['ranks']} | {' | '.join(cells)} | {waits} |")
     lines += [
         "",
-        "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not.",
+        "n/a: as in the parity matrix, which also says what the models are. A parameter server's "
+        "ranks and those that spread experts wait for the host by design.",
         "DeepSpeed and Horovod bring kernels of their own for each device, and are not run on this "
         "one.",
     ]
@@ -76,12 +81,15 @@ def main(target: str, results: str) -> None:
     Path(results).mkdir(parents=True, exist_ok=True)
     Path(results, "deviations.json").write_text(json.dumps(found, indent=1) + "\n")
     Path(target).write_text(page(found))
-    deviations = [
-        value for row in found.values() for m in MODELS for value in row.get(m, {}).values()
+    beyond = [
+        f"{layout}, {model}"
+        for layout, row in found.items()
+        for model in MODELS
+        if max(row.get(model, {"": 0.0}).values()) > LOOSER.get(model, PARITY)
     ]
-    waits = sum(row["waits"] for row in found.values())
-    print(f"largest deviation {max(deviations):.1e}, allowed {PARITY:.0e}; {waits} waits")
-    sys.exit(0 if max(deviations) <= PARITY and not waits else 1)
+    waits = sum(row.get("waits", 0) for row in found.values())
+    print(f"{beyond or 'nothing'} beyond what is allowed; {waits} waits")
+    sys.exit(1 if beyond or waits else 0)
 
 
 if __name__ == "__main__":

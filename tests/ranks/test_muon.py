@@ -8,6 +8,8 @@ from drivetrain.testing import run_ranks
 from tests.ranks.muon import distances, distances_with_wrong_owners
 
 
+@pytest.mark.slow
+@pytest.mark.long  # `make muon` writes the same down
 @pytest.mark.timeout(300)
 def test_shards_take_the_steps_of_whole_matrices() -> None:
     found = run_ranks(distances, 4, 250, args=(4,))[0]
