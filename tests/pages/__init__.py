@@ -7,9 +7,10 @@ come apart from the code.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from tests.pages import commands, config_keys, exit_codes
+from tests.pages import commands, config_keys, exit_codes, widgets
 from tests.pages.pictures import PICTURES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,5 +18,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": commands.page,
     "config-keys.md": config_keys.page,
     "exit-codes.md": exit_codes.page,
+    **{f"widgets/{name}.html": partial(widgets.page, name) for name in widgets.TITLES},
     **{f"img/lectures/{name}.svg": draw for name, draw in PICTURES.items()},
 }
