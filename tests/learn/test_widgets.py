@@ -109,7 +109,8 @@ def test_memory_by_stage_is_the_planners(ranks: int) -> None:
     parameters = 7.5e9
     found = evaluated(
         "zero-memory",
-        "Object.keys(FORMATS).flatMap(f => Object.keys(OPTIMIZERS).map(o => [bytesPerParameter(f, o),"
+        "Object.keys(FORMATS).flatMap(f => Object.keys(OPTIMIZERS).map(o =>"
+        " [bytesPerParameter(f, o),"
         f" [0, 1, 2, 3].map(s => perRank({parameters}, {ranks}, s, f, o))]))",
     )
     assert len(found) == 12

@@ -1,7 +1,8 @@
 """The lectures' widgets: one HTML page each, put together from the files of this folder.
 
-A page is self-contained: frame.css and frame.js, which all have, and its own three files: NAME.html (what is seen),
-NAME.model.js (the arithmetic: no document in it, so that a test can run it) and NAME.js (the drawing).
+A page is self-contained: frame.css and frame.js, which all have, and its own three files:
+NAME.html (what is seen), NAME.model.js (the arithmetic: no document in it, so that a test can run
+it) and NAME.js (the drawing).
 """
 
 from __future__ import annotations
