@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from drivetrain.testing.hosts import Host, hosts_available, make_hosts
+from drivetrain.testing.ssh import ssh_available, start_sshd
 from tests.doctor.planted import clean_environment
 from tests.support.slurm import make_slurm, slurm_available
-from tests.support.ssh import ssh_available, start_sshd
 
 VERB = [sys.executable, "-m", "drivetrain", "doctor"]
 REASON = hosts_available()

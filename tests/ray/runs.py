@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from drivetrain.testing.ray_cluster import RayCluster
 from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.verify.scalars import step_scalars
-from tests.support.ray_cluster import RayCluster
 
 PROJECT = Path(__file__).parent.parent.parent
 BITWISE = ("reproducibility=bitwise", "record.logging_steps=1", "checkpoint.asynchronous=false")

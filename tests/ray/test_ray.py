@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.testing.hosts import Hosts, hosts_available, make_hosts
+from drivetrain.testing.ray_cluster import RayCluster, make_ray_cluster
 from tests.ray.runs import (
     BITWISE,
     ENOUGH_S,
@@ -25,7 +26,6 @@ from tests.ray.runs import (
     wait_until,
     weights,
 )
-from tests.support.ray_cluster import RayCluster, make_ray_cluster
 
 REASON = hosts_available() or (
     None if importlib.util.find_spec("ray") else "Ray is not installed: pip install drivetrain[ray]"

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.testing.hosts import make_hosts
+from drivetrain.testing.ray_cluster import make_ray_cluster
+from drivetrain.testing.ssh import start_sshd
 from drivetrain.verify.parity.compare import TOLERANCES
 from drivetrain.verify.scalars import step_scalars
 from tests.ray import runs as ray_runs
-from tests.support.ray_cluster import make_ray_cluster
 from tests.support.slurm import make_slurm
-from tests.support.ssh import start_sshd
 from tests.targets import test_hosts, test_slurm
 from tests.targets.running import DRIVETRAIN, ENVIRONMENT, QUICK, ROOT, STEPS
 

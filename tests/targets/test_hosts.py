@@ -15,7 +15,7 @@ import pytest
 from drivetrain.launch import submission
 from drivetrain.launch.target import State
 from drivetrain.testing.hosts import CommandFailed, Host, hosts_available, make_hosts
-from tests.support.ssh import boot_sshd, ssh_available, start_sshd
+from drivetrain.testing.ssh import boot_sshd, ssh_available, start_sshd
 from tests.targets.running import (
     DRIVETRAIN,
     ENVIRONMENT,

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from drivetrain.testing.hosts import Host, make_hosts
+from drivetrain.testing.ray_cluster import make_ray_cluster
+from drivetrain.testing.ssh import start_sshd
 from drivetrain.tune import decide
 from drivetrain.tune.journal import read_journal
 from drivetrain.tune.settings import load_study
-from tests.support.ray_cluster import make_ray_cluster
 from tests.support.slurm import SlurmCluster, make_slurm
-from tests.support.ssh import start_sshd
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests/scripts/tuned.py")

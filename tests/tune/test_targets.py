@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.testing.hosts import hosts_available
+from drivetrain.testing.ssh import ssh_available
 from tests.support.slurm import slurm_available
-from tests.support.ssh import ssh_available
 from tests.tune.on_targets import (
     ENOUGH_S,
     PLACES,

@@ -12,7 +12,7 @@ import pytest
 from drivetrain.core.errors import DrivetrainError, EnvironmentProblem
 from drivetrain.launch.targets.ray import jobs
 from drivetrain.launch.targets.ray.jobs import cluster_token
-from tests.support.ray_cluster import cluster_environment
+from drivetrain.testing.ray_cluster import cluster_environment
 
 TOKEN = "0123456789abcdef" * 2
 

@@ -26,6 +26,10 @@ class Phase:
     folder: str
     title: str
 
+    @property
+    def heading(self) -> str:
+        return f"phase {self.number}" if self in PHASES else self.folder
+
 
 @dataclass(frozen=True)
 class Exercise:
@@ -125,29 +129,39 @@ _PHASE_FOUR = (
 PHASES = (_ONE, _TWO, _THREE, _FOUR)
 EXERCISES = (*_PHASE_ONE, *_PHASE_TWO, *_PHASE_THREE, *_PHASE_FOUR)
 
+LABS_FOLDER = Phase(
+    5, "labs", "Clusters of two hosts on this machine (as root)"
+)
+LABS = (
+    Exercise("lab_ray", LABS_FOLDER, "Ray Train on two nodes, a worker killed", "lab_ray:check"),
+    Exercise("lab_horovod", LABS_FOLDER, "Horovod on two nodes", "lab_horovod:check"),
+    Exercise("lab_faults", LABS_FOLDER, "A training that survives failures", "lab_faults:check"),
+    Exercise("lab_slow", LABS_FOLDER, "Make a slow training fast", "lab_slow:check"),
+)
+
 
 def exercise_named(name: str) -> Exercise:
     """By its name, or by its file's, as a shell completes it."""
     wanted = Path(name).stem.removeprefix("template_")
-    for exercise in EXERCISES:
+    for exercise in (*EXERCISES, *LABS):
         if exercise.name == wanted:
             return exercise
-    names = ", ".join(exercise.name for exercise in EXERCISES)
+    names = ", ".join(exercise.name for exercise in (*EXERCISES, *LABS))
     raise ConfigError([Problem("exercise", "there is none of this name", f"choose: {names}", name)])
 
 
 def phase_numbered(text: str) -> Phase:
     """By its number, or by its folder's name."""
     wanted = text.strip().lower().removeprefix("phase")
-    for phase in PHASES:
+    for phase in (*PHASES, LABS_FOLDER):
         if text in (phase.folder, phase.folder + "/") or wanted == str(phase.number):
             return phase
-    numbers = ", ".join(str(phase.number) for phase in PHASES)
+    numbers = ", ".join([*(str(phase.number) for phase in PHASES), LABS_FOLDER.folder])
     raise ConfigError([Problem("phase", "there is no such phase", f"choose: {numbers}", text)])
 
 
 def exercises_of(phase: Phase) -> list[Exercise]:
-    return [exercise for exercise in EXERCISES if exercise.phase == phase]
+    return [exercise for exercise in (*EXERCISES, *LABS) if exercise.phase == phase]
 
 
 def solution_scores() -> dict[str, dict[str, float]]:

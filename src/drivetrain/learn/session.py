@@ -11,6 +11,8 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.exercises import (
     EXERCISES,
+    LABS,
+    LABS_FOLDER,
     PHASES,
     Exercise,
     Phase,
@@ -25,9 +27,9 @@ _WIDTH = 96
 
 
 def list_exercises(say: Say) -> None:
-    """All phases and exercises."""
-    for phase in PHASES:
-        say(f"phase {phase.number}   {phase.title}")
+    """All phases and exercises, and the labs."""
+    for phase in (*PHASES, LABS_FOLDER):
+        say(f"{phase.heading:7s}   {phase.title}")
         for exercise in exercises_of(phase):
             say(f"  {exercise.name:22s} {exercise.title}")
         say("")
@@ -125,7 +127,8 @@ def next_exercise(folder: LearnerFolder) -> Exercise:
 
 def exercise_at_hand(folder: LearnerFolder) -> Exercise:
     """The one that was checked last, if it is not passed."""
-    last = max(EXERCISES, key=lambda exercise: folder.state_of(exercise).checked_at_s)
+    both = (*EXERCISES, *LABS)
+    last = max(both, key=lambda exercise: folder.state_of(exercise).checked_at_s)
     state = folder.state_of(last)
     return last if state.num_tries and not state.is_passed else next_exercise(folder)
 
@@ -168,10 +171,10 @@ def give_solution(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
 def tell_progress(folder: LearnerFolder, say: Say) -> None:
     """What is done, with scores beside the solution's and the limit."""
     own = solution_scores()
-    for phase in PHASES:
+    for phase in (*PHASES, LABS_FOLDER):
         exercises = exercises_of(phase)
         done = sum(folder.state_of(exercise).is_passed for exercise in exercises)
-        say(f"phase {phase.number}   {done} of {len(exercises)} done   {phase.title}")
+        say(f"{phase.heading:7s}   {done} of {len(exercises)} done   {phase.title}")
         for exercise in exercises:
             state = folder.state_of(exercise)
             mark = "✓" if state.is_passed else " "

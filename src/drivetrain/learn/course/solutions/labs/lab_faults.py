@@ -1,0 +1,72 @@
+"""A training that ends with the same weights, whatever happens to it on the way."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from drivetrain import Hook, Task, Trainer, load_config
+
+
+class Curriculum(Hook):
+    """Noise on the inputs, a little less of it after every step."""
+
+    level = 1.0
+
+    def on_train_batch_start(self, trainer, step) -> None:
+        # A function of the step: then there is nothing to save and nothing to lose. What is none
+        # (a running mean, say) belongs into state_dict and load_state_dict of the hook.
+        self.level = 0.95 ** (step - 1)
+
+
+class Curve(Hook):
+    """The loss of every step, in a file that a spreadsheet can open."""
+
+    def on_fit_end(self, trainer) -> None:
+        # The run's history is saved and restored with it, and has every step once. Appending as
+        # one goes writes the steps that are done again a second time.
+        if trainer.is_main:
+            lines = [f"{each.step},{each.loss:.6f}\n" for each in trainer.history.steps]
+            (trainer.run_dir / "curve.csv").write_text("".join(lines))
+
+
+CURRICULUM = Curriculum()
+
+
+def loss(model, batch):
+    inputs, classes = batch
+    time.sleep(0.01)  # so that there is time for something to go wrong
+    # torch's own generator is seeded for each step and micro-batch, on every attempt alike.
+    noise = CURRICULUM.level * torch.randn(inputs.shape)
+    return F.cross_entropy(model(inputs + noise), classes)
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 48), nn.Tanh(), nn.Dropout(0.1), nn.Linear(48, 5))
+
+
+def make_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(192, 12, generator=generator)
+    rule = torch.randn(12, 5, generator=generator)
+    return TensorDataset(inputs, (inputs @ rule).argmax(dim=1))
+
+
+def main() -> None:
+    config = load_config(
+        defaults={
+            "name": "faults",
+            "global_batch_size": 24,
+            "micro_batch_size": 6,
+            "max_steps": 40,
+            "checkpoint": {"every_steps": 5},
+            "record": {"logging_steps": 1, "progress": "plain", "sinks": []},
+        }
+    )
+    Trainer(Task(make_model, loss), config, hooks=[CURRICULUM, Curve()]).fit(make_data())
+
+
+if __name__ == "__main__":
+    main()
