@@ -129,9 +129,7 @@ _PHASE_FOUR = (
 PHASES = (_ONE, _TWO, _THREE, _FOUR)
 EXERCISES = (*_PHASE_ONE, *_PHASE_TWO, *_PHASE_THREE, *_PHASE_FOUR)
 
-LABS_FOLDER = Phase(
-    5, "labs", "Clusters of two hosts on this machine (as root)"
-)
+LABS_FOLDER = Phase(5, "labs", "Clusters of two hosts on this machine (as root)")
 LABS = (
     Exercise("lab_ray", LABS_FOLDER, "Ray Train on two nodes, a worker killed", "lab_ray:check"),
     Exercise("lab_horovod", LABS_FOLDER, "Horovod on two nodes", "lab_horovod:check"),

@@ -80,7 +80,11 @@ def judge_ranks(attempt: Attempt, num_ranks: int, is_on_hosts: bool = True) -> N
     if is_on_hosts and len(hosts) < num_ranks:
         found = f"all ranks are on {', '.join(sorted(hosts))}"
         raise Shortcoming("one-node", "every rank on a host of its own", found)
-    for notes in zip(*attempt.values(), strict=False):
+    together = list(zip(*attempt.values(), strict=False))
+    if together and all(len({each.loss for each in notes}) == 1 for notes in together):
+        found = f"all ranks have the same loss in each of {len(together)} steps"
+        raise Shortcoming("same-samples", "every rank has samples of its own", found)
+    for notes in together:
         if len({each.weights for each in notes}) > 1:
             found = f"they differ after step {notes[0].step}"
             raise Shortcoming("ranks-differ", "equal weights on all ranks after each step", found)

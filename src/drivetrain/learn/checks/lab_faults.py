@@ -57,7 +57,7 @@ def check(file: Path) -> Passed:
     return Passed(
         [
             f"{len(_ALL_RUNS) - 1} failures on {NUM_HOSTS} hosts: each time the weights of the"
-            " undisturbed run to the last bit, every sample used once, every step once in curve.csv",
+            f" undisturbed run to the last bit, every sample used once, every step in {_CURVE}",
             "from a failure to the next checkpoint: " + "; ".join(recovered),
         ],
         [Score("steps done, with those done again", done, limit, "one each", "steps")],
