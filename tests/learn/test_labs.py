@@ -1,4 +1,4 @@
-"""The labs: what is judged without a cluster here; the clusters themselves are started by the long tests."""
+"""The labs: how notes and runs are judged; the long tests start the clusters themselves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from drivetrain.learn.exercises import LABS, LABS_FOLDER, Exercise, exercise_nam
 from drivetrain.learn.folder import LearnerFolder
 from drivetrain.learn.notes import Note, attempts_of, note, read_notes
 from drivetrain.learn.training import new_model, on_one_process
+from drivetrain.learn.verdict import Passed
 from drivetrain.testing.hosts import hosts_available
 from drivetrain.verify.drills.drill import DrillOutcome
 from drivetrain.verify.drills.faults import Faults
@@ -36,10 +37,9 @@ def test_material_is_complete(lab: Exercise) -> None:
     assert any(name.startswith("step") for name in lab.hints)
     assert Counter(attempt.exercise for attempt in ATTEMPTS)[lab.name] >= 5
     assert f"## {lab.name}" in (lab.template.parent / "guidelines.md").read_text()
-    page = next(
-        page.read_text() for page in PAGES.glob("[1-4]*.md") if lab.name in page.read_text()
-    )
-    assert f"$ drivetrain learn check {lab.name}" in page
+    pages = [page.read_text() for page in sorted(PAGES.glob("[1-4]*.md"))]
+    (page,) = [page for page in pages if f"$ drivetrain learn check {lab.name}" in page]
+    assert lab.solution.read_text() in page, "python -m tests.pages.labs"
     assert "Needs" in page
 
 
@@ -66,9 +66,7 @@ def test_labs_are_started_by_their_name(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labs, "hosts_available", lambda: "only root can make them")
-    with pytest.raises(
-        EnvironmentProblem, match="lab_slow: only root can make them; it starts two"
-    ):
+    with pytest.raises(EnvironmentProblem, match="lab_slow: only root can make them; it"):
         exercise_named("lab_slow").check(exercise_named("lab_slow").solution)
     with pytest.raises(EnvironmentProblem, match="no_such_library is not installed; install it"):
         labs.require_library("lab_ray", "no_such_library", "install it")
@@ -224,9 +222,7 @@ def test_as_fast_as_the_solution_is_fast_enough() -> None:
 
 
 def test_a_script_that_fails_is_told_by_its_todo_or_its_last_lines() -> None:
-    said = (
-        "Traceback …\nray.exceptions.X: NotImplementedError: TODO 2: take this rank's part\n  more"
-    )
+    said = "Traceback …\nray.X: NotImplementedError: TODO 2: take this rank's part\n  more"
     assert labs.why_it_failed(said, 1).hint == "todo"
     assert "TODO 2: take this rank's part is" in labs.why_it_failed(said, 1).found
     crashed = labs.why_it_failed("one\n\nValueError: no such thing\n", 5)
@@ -252,9 +248,8 @@ def test_the_solution_passes_on_a_cluster_and_the_template_does_not(
     solution = checked(lab, lab.solution, "solution", "passes")
     with capsys.disabled():
         print(f"\n{lab.name}: solution {solution.found} in {solution.took_s:.0f} s")
-        for line in (
-            (*solution.passed.lines, *map(str, solution.passed.scores)) if solution.passed else ()
-        ):
+        shown = solution.passed or Passed()
+        for line in (*shown.lines, *map(str, shown.scores)):
             print(f"    {line}")
     assert solution.is_right
     template = checked(lab, lab.template, "template", "")
