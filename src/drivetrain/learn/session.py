@@ -116,7 +116,7 @@ def _tell_block(label: str, text: str, say: Say, is_wrapped: bool = True) -> Non
 
 def next_exercise(folder: LearnerFolder) -> Exercise:
     """The first that is not passed, of what was started."""
-    for exercise in EXERCISES:
+    for exercise in (*EXERCISES, *LABS):
         if folder.has_started(exercise.phase) and not folder.state_of(exercise).is_passed:
             return exercise
     waiting = [phase for phase in PHASES if not folder.has_started(phase)]

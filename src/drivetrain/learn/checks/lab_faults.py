@@ -79,7 +79,7 @@ def _undisturbed(setting: Setting, folder: Path, hosts: Hosts) -> Reference:
     try:
         return run_reference(setting, folder, hosts)
     except RuntimeError as error:
-        raise why_it_failed(str(error), 1) from error
+        raise why_it_failed(str(error).replace("\\n", "\n"), 1) from error
 
 
 def steps_done(folder: Path) -> int:
