@@ -57,7 +57,16 @@ def _train(file: Path, folder: Path, hosts: Hosts, ssh: str) -> None:
         run = hosts[0].popen(
             [
                 _horovodrun(),
-                *("-np", str(NUM_HOSTS), "-H", slots, "--gloo", "--network-interfaces", "eth0"),
+                *(
+                    "-np",
+                    str(NUM_HOSTS),
+                    "-H",
+                    slots,
+                    "--gloo",
+                    "--network-interfaces",
+                    "eth0",
+                    "--disable-cache",
+                ),
                 *(sys.executable, str(file), str(folder)),
             ],
             env={**os.environ, "PATH": f"{_ssh_first(folder, ssh)}:{os.environ['PATH']}"},
