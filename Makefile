@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults figures forks fuzz \
-  gpu-smoke horovod large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
+  gpu-smoke horovod labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -81,6 +81,9 @@ on-device: accelerator            ## the tests on the test device
 
 course:                           ## every template, solution and wrong attempt of `drivetrain learn` through its check (minutes)
 	$(BIN)/python -m tests.learn.course
+
+labs:                             ## the labs of `drivetrain learn` on clusters of two hosts: solutions, templates, wrong attempts (root; half an hour)
+	$(BIN)/pytest -m long tests/learn/test_labs.py
 
 gpu-smoke:                        ## on a machine with GPUs, in ten minutes: parity, resume, a kill, bitwise, overhead; one report
 	$(BIN)/python -m tests.gpu_smoke build/gpu-smoke.md
