@@ -37,12 +37,12 @@ function drawKept({ kind, p, m }, cells, now) {
   };
   const stages = [...Array(p).keys()];
   const peaks = stages.map((stage) => peakKept(kind, stage, p, m));
-  const head = make("tr", {}, make("th", { scope: "col" }, "micro-batches kept"));
-  for (const stage of stages) head.append(make("th", { class: "number", scope: "col" }, `stage ${stage}`));
+  const head = make("tr", {}, make("th", { scope: "col" }, "stage"));
+  for (const stage of stages) head.append(make("th", { class: "number", scope: "col" }, String(stage)));
   $("kept").replaceChildren(
     head,
-    row("at this time", stages.map((stage) => keptAt(cells, stage, now)), -1),
-    row("at most", peaks, Math.max(...peaks)),
+    row("kept now", stages.map((stage) => keptAt(cells, stage, now)), -1),
+    row("kept at most", peaks, Math.max(...peaks)),
   );
   $("peak").textContent = `${Math.max(...peaks)} of ${m}`;
 }

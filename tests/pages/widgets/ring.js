@@ -1,7 +1,7 @@
 const HUES = [168, 28, 232, 328, 96, 268, 200, 52];
 const LETTERS = "ABCDEFGH";
 const colour = (chunk) => `light-dark(hsl(${HUES[chunk]} 65% 31%), hsl(${HUES[chunk]} 55% 64%))`;
-const SIZE = 300, CENTRE = 150, RADIUS = 104, NODE = 21;
+const SIZE = 300, CENTRE = 150, RADIUS = 104;
 let numDone = 0;
 let timer = 0;
 
@@ -13,7 +13,9 @@ const place = (turn, radius) => {
 
 function drawRing(n, step) {
   const svg = make("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": "The ring, with the chunks under way" });
-  const gap = (NODE + 5) / (2 * Math.PI * RADIUS);
+  const isCrowded = n > 5; // then arrows are short: smaller ranks, and the chunks outside of the ring
+  const node = isCrowded ? 17 : 21, chips = isCrowded ? RADIUS + 25 : RADIUS;
+  const gap = (node + 5) / (2 * Math.PI * RADIUS);
   for (let rank = 0; rank < n; rank += 1) {
     const [begin, end] = [rank / n + gap, (rank + 1) / n - gap - 0.012];
     const [[ax, ay], [bx, by]] = [place(begin, RADIUS), place(end, RADIUS)];
@@ -27,10 +29,10 @@ function drawRing(n, step) {
   }
   for (let rank = 0; rank < n; rank += 1) {
     const [x, y] = place(rank / n, RADIUS);
-    svg.append(make("circle", { class: "rank", cx: x, cy: y, r: NODE }), make("text", { x, y }, String(rank)));
+    svg.append(make("circle", { class: "rank", cx: x, cy: y, r: node }), make("text", { x, y }, String(rank)));
   }
   for (const { from, chunk } of step ? step.moves : []) {
-    const [x, y] = place((from + 0.5) / n, RADIUS);
+    const [x, y] = place((from + 0.5) / n, chips);
     svg.append(
       make("rect", { class: "chip", x: x - 11, y: y - 11, width: 22, height: 22, rx: 5, style: `fill: ${colour(chunk)}` }),
       make("text", { x, y }, LETTERS[chunk]),
@@ -62,7 +64,7 @@ function cell(n, rank, chunk, from, step) {
   const marks = make("span", { class: "in", style: `--of: ${colour(chunk)}`, "aria-hidden": "true" });
   for (let each = 0; each < n; each += 1) marks.append(make("i", from.includes(each) ? { class: "is" } : {}));
   const title = `chunk ${LETTERS[chunk]}: sum of ${from.length === n ? "all ranks" : `rank ${from.join(" + ")}`}`;
-  return make("td", { class: names.join(" "), title }, from.length === n ? "✓" : from.length === 1 ? "" : `${from.length}`, marks);
+  return make("td", { class: names.join(" "), title }, from.length === n ? "✓" : from.length === 1 ? "\u00a0" : `${from.length}`, marks);
 }
 
 function told(n, step) {

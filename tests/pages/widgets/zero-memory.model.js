@@ -11,7 +11,7 @@ const OPTIMIZERS = {
   sgd: { title: "plain SGD: none", moments: 0 },
 };
 const STAGES = [
-  "everything on every rank (DDP)",
+  "all on every rank (DDP)",
   "optimizer state divided",
   "and gradients",
   "and weights (FSDP)",
