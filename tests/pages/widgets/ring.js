@@ -90,8 +90,9 @@ function show() {
   $("naive").textContent = readableBytes(throughOneRankBytes(n, size));
   $("share").max = most;
   $("share").value = numDone;
-  for (const id of ["first", "back"]) $(id).disabled = numDone === 0;
-  for (const id of ["forth", "last"]) $(id).disabled = numDone === most;
+  // not `disabled`: a button that is disabled while it has the focus loses it
+  for (const id of ["first", "back"]) $(id).setAttribute("aria-disabled", numDone === 0);
+  for (const id of ["forth", "last"]) $(id).setAttribute("aria-disabled", numDone === most);
 }
 
 function go(to) { numDone = to; show(); }
