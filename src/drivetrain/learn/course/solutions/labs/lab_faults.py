@@ -24,12 +24,20 @@ class Curriculum(Hook):
 class Curve(Hook):
     """The loss of every step, in a file that a spreadsheet can open."""
 
-    def on_fit_end(self, trainer) -> None:
-        # The run's history is saved and restored with it, and has every step once. Appending as
-        # one goes writes the steps that are done again a second time.
+    def on_fit_start(self, trainer) -> None:
+        # Steps beyond the one that is resumed from are done again, and so are their lines; the last
+        # line may be cut short. A step is logged before it is saved: what is kept has no gap.
+        if trainer.is_main and (trainer.run_dir / "curve.csv").exists():
+            lines = (trainer.run_dir / "curve.csv").read_text().splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("\n")]
+            kept = [line for line in whole if int(line.split(",")[0]) <= trainer.step_number]
+            (trainer.run_dir / "curve.csv").write_text("".join(kept))
+
+    def on_log(self, trainer, metrics) -> None:
         if trainer.is_main:
-            lines = [f"{each.step},{each.loss:.6f}\n" for each in trainer.history.steps]
-            (trainer.run_dir / "curve.csv").write_text("".join(lines))
+            with (trainer.run_dir / "curve.csv").open("a") as file:
+                for each in metrics:
+                    file.write(f"{each.step},{each.loss:.6f}\n")
 
 
 CURRICULUM = Curriculum()
