@@ -38,7 +38,7 @@ def test_material_is_complete(lab: Exercise) -> None:
     assert Counter(attempt.exercise for attempt in ATTEMPTS)[lab.name] >= 5
     assert f"## {lab.name}" in (lab.template.parent / "guidelines.md").read_text()
     pages = [page.read_text() for page in sorted(PAGES.glob("[1-4]*.md"))]
-    (page,) = [page for page in pages if f"$ drivetrain learn check {lab.name}" in page]
+    (page,) = [page for page in pages if f"drivetrain learn check {lab.name}" in page]
     assert lab.solution.read_text() in page, "python -m tests.pages.labs"
     assert "Needs" in page
 
