@@ -72,9 +72,8 @@ def make_trainer(folder: str) -> TorchTrainer:
         run_config=RunConfig(
             name="lab",
             storage_path=str(Path(folder).resolve()),  # all nodes must see it
-            failure_config=FailureConfig(
-                max_failures=3
-            ),  # without it, the first failure ends the run
+            # without it, the first failure ends the run
+            failure_config=FailureConfig(max_failures=3),
         ),
     )
 
