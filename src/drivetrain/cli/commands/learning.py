@@ -10,6 +10,11 @@ verbs = typer.Typer(
     help="Write distributed training yourself: exercises, checked on real processes.",
     no_args_is_help=True,
 )
+puzzle = typer.Typer(
+    help="Find the bug in a training script, with Drivetrain's own tools.", no_args_is_help=True
+)
+verbs.add_typer(puzzle, name="puzzle")
+PuzzleName = Annotated[str, typer.Argument(metavar="PUZZLE")]
 ExerciseName = Annotated[
     str,
     typer.Argument(
@@ -81,3 +86,45 @@ def quiz(
     from drivetrain.cli.learn import ask_quiz
 
     ask_quiz(question)
+
+
+@puzzle.command(name="list")
+def list_puzzles() -> None:
+    """All puzzles, by what a user would report."""
+    from drivetrain.cli.learn import show_puzzles
+
+    show_puzzles()
+
+
+@puzzle.command(name="start")
+def start_puzzle(name: PuzzleName) -> None:
+    """Copy the script to this folder, and tell the symptom and what to run."""
+    from drivetrain.cli.learn import start_puzzle as start_named
+
+    start_named(name)
+
+
+@puzzle.command(name="check")
+def check_puzzle(
+    name: PuzzleName, line: Annotated[int, typer.Argument(metavar="LINE", help="Of the script.")]
+) -> None:
+    """Whether the bug is in LINE; exit code 1 when it is not."""
+    from drivetrain.cli.learn import check_puzzle as check_named
+
+    raise typer.Exit(check_named(name, line))
+
+
+@puzzle.command(name="hint")
+def hint_for_puzzle(name: PuzzleName) -> None:
+    """A hint; again for the next one."""
+    from drivetrain.cli.learn import show_puzzle_hint
+
+    show_puzzle_hint(name)
+
+
+@puzzle.command(name="solution")
+def solution_of_puzzle(name: PuzzleName) -> None:
+    """Write the script put right into solutions/, after a try of your own, and why."""
+    from drivetrain.cli.learn import write_puzzle_solution
+
+    write_puzzle_solution(name)
