@@ -1,8 +1,8 @@
 """Every template, solution and wrong attempt through its check: `make course` writes the tables.
 
-`python -m tests.learn.course NAME …` checks those exercises and puzzles only. What was found is kept
-by name in benchmarks/results/course.yaml, from which docs/learn.md and the solutions' scores are
-written.
+`python -m tests.learn.course NAME …` checks those exercises and puzzles only. What was found is
+kept by name in benchmarks/results/course.yaml, from which docs/learn.md and the solutions' scores
+are written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`drivetrain learn puzzle`: each bug shows with the command that is named, and only the bug does."""
+"""`drivetrain learn puzzle`: the named command shows each bug, and nothing once it is fixed."""
 
 from __future__ import annotations
 
