@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drivetrain.cli.say import say
 from drivetrain.core.errors import ConfigError
-from drivetrain.learn import puzzles, quiz, session
+from drivetrain.learn import completion, puzzles, quiz, session
 from drivetrain.learn.exercises import Exercise, exercise_named, exercises_of, phase_numbered
 from drivetrain.learn.folder import LearnerFolder
 
@@ -44,6 +44,12 @@ def show_progress() -> None:
     puzzles.tell_puzzles(folder, say)
     say("")
     quiz.tell_score(folder, say)
+    say("")
+    completion.tell_completion(folder, say)
+
+
+def mark_done(name: str) -> None:
+    completion.mark_done(name, LearnerFolder.around(Path.cwd()), say)
 
 
 def ask_quiz(number: int | None) -> None:

@@ -226,13 +226,16 @@ def _changes(puzzle: Puzzle) -> Iterator[tuple[str, str]]:
 
 def tell_puzzles(folder: LearnerFolder, say: Say) -> None:
     """For `progress`."""
-    found = [puzzle for puzzle in puzzles() if state_of(puzzle, folder).is_passed]
-    say(f"puzzles   {len(found)} of {len(puzzles())} found")
+    say(f"puzzles   {num_found(folder)} of {len(puzzles())} found")
     for puzzle in puzzles():
         state = state_of(puzzle, folder)
         mark = "✓" if state.is_passed else " "
         tries = f"{state.num_tries} tries" if state.num_tries != 1 else "1 try"
         say(f"  [{mark}] {puzzle.name:22s} {tries if state.num_tries else ''}".rstrip())
+
+
+def num_found(folder: LearnerFolder) -> int:
+    return sum(state_of(puzzle, folder).is_passed for puzzle in puzzles())
 
 
 def state_of(puzzle: Puzzle, folder: LearnerFolder) -> ExerciseState:

@@ -77,6 +77,16 @@ def progress() -> None:
 
 
 @verbs.command()
+def done(
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="lecture-1 … lecture-7, project")],
+) -> None:
+    """Tick off what no program can see: a lecture that was read, the project handed in."""
+    from drivetrain.cli.learn import mark_done
+
+    mark_done(item)
+
+
+@verbs.command()
 def quiz(
     question: Annotated[
         int | None, typer.Option(metavar="N", help="Ask this one, answered or not.")
