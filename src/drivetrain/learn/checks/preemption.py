@@ -111,6 +111,8 @@ class _Job:
         self.is_busy = False
         self.is_told_apart = case.first_asked == 0
         self._case, self._number, self._recorder = case, number, recorder
+        self._signalled: set[str] = set()
+        self._num_saves = 0
         self._file = folder / f"rank-{dist.get_rank()}.pt"
         saved = torch.load(self._file, weights_only=True) if self._file.exists() else {}
         self.step = int(saved.get("step", 0))
@@ -123,7 +125,7 @@ class _Job:
         self.is_busy = True
         self.note(begins=self.step + 1)
         gradient = torch.sin(self.weights * (1 + self.step) + dist.get_rank())
-        self._signal(self._case.in_step == self.step + 1)
+        self._signal("step", self._case.in_step == self.step + 1)
         with self._recorder.paused():
             dist.all_reduce(gradient)
         self.weights = self.weights - 0.05 * gradient
@@ -135,9 +137,10 @@ class _Job:
         self.note(saves=self.step, is_mid_step=self.is_busy)
         self.together(_SAVE)
         was_busy, self.is_busy = self.is_busy, True
-        aside = self._file.with_suffix(".new")
+        self._num_saves += 1  # one save may come in the middle of another
+        aside = self._file.with_suffix(f".{self._num_saves}")
         torch.save({"step": self.step, "weights": self.weights}, aside)
-        self._signal(self._case.in_save == self.step)
+        self._signal("save", self._case.in_save == self.step)
         os.replace(aside, self._file)
         self.is_busy = was_busy
         self.note(saved=self.step)
@@ -155,9 +158,10 @@ class _Job:
             self.note(parted=everyone.tolist())
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _signal(self, is_now: bool) -> None:
-        if is_now and dist.get_rank() in self._case.ranks:
-            self.note(signalled=True)
+    def _signal(self, where: str, is_now: bool) -> None:
+        if is_now and where not in self._signalled and dist.get_rank() in self._case.ranks:
+            self._signalled.add(where)
+            self.note(signalled=where)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.02)
 
@@ -188,7 +192,7 @@ def _judge(case: _Case, seen: Sequence[_Seen], outcome: Outcome) -> None:
         if each.last("parted"):
             raise _parted(case, each.last("parted"))
     if outcome.ended_by == signal.SIGTERM and any(each.last("returned") is None for each in seen):
-        raise _ended(case, seen)
+        raise _ended(case, seen, [r.rank for r in outcome.records if r.error is None])
     for each in seen:
         _judge_end(case, each)
 
@@ -220,16 +224,14 @@ def _parted(case: _Case, codes: list[int]) -> Shortcoming:
     return Shortcoming("not-agreed", expected, "\n".join(found), where=case.name)
 
 
-def _ended(case: _Case, seen: Sequence[_Seen]) -> Shortcoming:
-    twice = [each.rank for each in seen if len(each.all("signalled")) > 1]
-    if twice:
+def _ended(case: _Case, seen: Sequence[_Seen], silent: Sequence[int]) -> Shortcoming:
+    """A rank that SIGTERM has ended says nothing; others say that they have lost it."""
+    who = " or ".join(str(each.rank) for each in seen if each.rank in silent)
+    if any(len(each.all("signalled")) > 1 for each in seen):
         expected = "a second SIGTERM, in the save, changes nothing"
-        found = f"it ended rank {twice[0]}"
-        return Shortcoming("second-signal", expected, found, where=case.name)
-    asked = [each.rank for each in seen if each.all("signalled")]
-    who = " or ".join(str(rank) for rank in asked)
+        return Shortcoming("second-signal", expected, f"it ended rank {who}", where=case.name)
     expected = "no rank is ended by SIGTERM"
-    found = f"it ended rank {who}, whose default it is to end the process"
+    found = f"it ended rank {who}, as it ends every process that does not listen"
     return Shortcoming("killed", expected, found, where=case.name)
 
 
