@@ -1,10 +1,10 @@
-"""Weigh grains by their outline; outlines come in parts, which another job writes to disk.
+"""Weigh grains by their outline; outlines lie in many small files, of which some are kept.
 
 drivetrain train --nproc-per-node 2 puzzles/grains.py
 """
 
+import queue
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,11 @@ from torch.utils.data import Dataset
 
 from drivetrain import Task, Trainer, load_config
 
-NUM_GRAINS, NUM_POINTS = 1030, 16
-PART = 64
-"""Grains in a file; the last one has the rest."""
+NUM_GRAINS, NUM_POINTS = 1000, 16
+PART = 8
+"""Grains in a file."""
+KEPT = 64
+"""Files in memory."""
 
 
 def file_of(folder, part):
@@ -25,29 +27,35 @@ def file_of(folder, part):
 
 
 def write_parts(folder):
-    """The other job: every file appears under its name when it is whole."""
     outlines = np.random.default_rng(9).normal(size=(NUM_GRAINS, NUM_POINTS)).astype(np.float32)
     for part in range(NUM_GRAINS // PART):
-        rows = outlines[part * PART : (part + 1) * PART]
-        aside = folder / "aside.npy"
-        np.save(aside, rows)
-        aside.rename(file_of(folder, part))
+        np.save(file_of(folder, part), outlines[part * PART : (part + 1) * PART])
 
 
 class Outlines(Dataset):
+    """Reads a file once and keeps it, until enough others have come after it."""
+
     def __init__(self, folder):
         self.folder = folder
+        self.loaded = {}
+        self.order = queue.Queue(maxsize=KEPT)
 
     def __len__(self):
         return NUM_GRAINS
 
     def __getitem__(self, index):
         part, place = divmod(index, PART)
-        file = file_of(self.folder, part)
-        while not file.exists():
-            time.sleep(0.05)
-        outline = torch.from_numpy(np.load(file)[place])
+        if part not in self.loaded:
+            self.load(part)
+        outline = torch.from_numpy(self.loaded[part][place])
         return outline, outline.abs().sum()
+
+    def load(self, part):
+        if self.order.qsize() > KEPT:
+            oldest = self.order.get()
+            del self.loaded[oldest]
+        self.order.put(part)
+        self.loaded[part] = np.load(file_of(self.folder, part))
 
 
 def make_model():
@@ -62,8 +70,8 @@ def loss(model, batch):
 def main():
     config = load_config(
         defaults={
-            "global_batch_size": 16,
-            "micro_batch_size": 8,
+            "global_batch_size": 10,
+            "micro_batch_size": 5,
             "num_train_epochs": 1,
             "optimization": {"learning_rate": 5e-3},
             "checkpoint": {"every_steps": None},
