@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,13 @@ class LearnerFolder:
         raise ConfigError(
             [Problem("folder", rule, "drivetrain learn start 1 begins with phase 1", str(here))]
         )
+
+    @classmethod
+    def if_any(cls, here: Path) -> LearnerFolder | None:
+        """For what is of use without one, too."""
+        with suppress(ConfigError):
+            return cls.around(here)
+        return None
 
     def start(self, phase: Phase) -> list[Path]:
         """Copy a phase's files; those that were written."""

@@ -101,17 +101,17 @@ def quiz(
 @puzzle.command(name="list")
 def list_puzzles() -> None:
     """All puzzles, by what a user would report."""
-    from drivetrain.cli.learn import show_puzzles
+    from drivetrain.cli import puzzles
 
-    show_puzzles()
+    puzzles.show_list()
 
 
 @puzzle.command(name="start")
 def start_puzzle(name: PuzzleName) -> None:
     """Copy the script to this folder, and tell the symptom and what to run."""
-    from drivetrain.cli.learn import start_puzzle as start_named
+    from drivetrain.cli import puzzles
 
-    start_named(name)
+    puzzles.start(name)
 
 
 @puzzle.command(name="check")
@@ -119,22 +119,22 @@ def check_puzzle(
     name: PuzzleName, line: Annotated[int, typer.Argument(metavar="LINE", help="Of the script.")]
 ) -> None:
     """Whether the bug is in LINE; exit code 1 when it is not."""
-    from drivetrain.cli.learn import check_puzzle as check_named
+    from drivetrain.cli import puzzles
 
-    raise typer.Exit(check_named(name, line))
+    raise typer.Exit(puzzles.check(name, line))
 
 
 @puzzle.command(name="hint")
 def hint_for_puzzle(name: PuzzleName) -> None:
     """A hint; again for the next one."""
-    from drivetrain.cli.learn import show_puzzle_hint
+    from drivetrain.cli import puzzles
 
-    show_puzzle_hint(name)
+    puzzles.show_hint(name)
 
 
 @puzzle.command(name="solution")
 def solution_of_puzzle(name: PuzzleName) -> None:
     """Write the script put right into solutions/, after a try of your own, and why."""
-    from drivetrain.cli.learn import write_puzzle_solution
+    from drivetrain.cli import puzzles
 
-    write_puzzle_solution(name)
+    puzzles.write_solution(name)
