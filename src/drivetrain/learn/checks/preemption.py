@@ -112,7 +112,6 @@ class _Job:
         self.is_told_apart = case.first_asked == 0
         self._case, self._number, self._recorder = case, number, recorder
         self._signalled: set[str] = set()
-        self._num_saves = 0
         self._file = folder / f"rank-{dist.get_rank()}.pt"
         saved = torch.load(self._file, weights_only=True) if self._file.exists() else {}
         self.step = int(saved.get("step", 0))
@@ -135,14 +134,16 @@ class _Job:
 
     def save(self) -> None:
         self.note(saves=self.step, is_mid_step=self.is_busy)
+        if self.is_busy:
+            # Seen enough: the other rank is in the step still, and no call of theirs would meet.
+            os.kill(os.getpid(), signal.SIGKILL)
         self.together(_SAVE)
-        was_busy, self.is_busy = self.is_busy, True
-        self._num_saves += 1  # one save may come in the middle of another
-        aside = self._file.with_suffix(f".{self._num_saves}")
+        self.is_busy = True
+        aside = self._file.with_suffix(".new")
         torch.save({"step": self.step, "weights": self.weights}, aside)
         self._signal("save", self._case.in_save == self.step)
         os.replace(aside, self._file)
-        self.is_busy = was_busy
+        self.is_busy = False
         self.note(saved=self.step)
 
     def note(self, **values: Any) -> None:
