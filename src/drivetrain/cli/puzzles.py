@@ -17,6 +17,8 @@ def show_list() -> None:
 def start(name: str) -> None:
     folder = LearnerFolder.if_any(Path.cwd())
     here = Path.cwd() if folder is None else folder.path
+    if here != Path.cwd():
+        say(f"in {here}:")
     puzzles.start_puzzle(puzzle_named(name), here, say)
 
 

@@ -208,6 +208,7 @@ def give_solution(puzzle: Puzzle, folder: LearnerFolder, say: Say) -> None:
     say(f"wrote {target.relative_to(folder.path)}; line {_listed(puzzle.lines)} was wrong:")
     for mark, line in _changes(puzzle):
         say(f"  {mark} {line}")
+    say("")
     _tell_explanation(puzzle, say)
 
 
