@@ -57,7 +57,7 @@ def test_all_solutions_together_are_the_whole_course(tmp_path: Path) -> None:
         folder.remember_named(name, ExerciseState(1, is_passed=True))
     for puzzle in puzzles():
         start_puzzle(puzzle, tmp_path, _quiet)
-        assert check_line(puzzle, *puzzle.lines, folder, _quiet)
+        assert check_line(puzzle, min(puzzle.lines), folder, _quiet)
     answers = iter([question.answer for question in quiz.questions()])
     quiz.ask_questions(None, folder, lambda _: next(answers), _quiet)
     for name in LABS:  # their own tests say that their solutions pass

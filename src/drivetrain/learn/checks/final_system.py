@@ -39,8 +39,8 @@ _MOST_WORLDS = 8
 
 def check(file: Path) -> Passed:
     files = {name: str(_file_of(name, file)) for name in _PARTS}
-    for path in (file, *files.values()):
-        _require_done(Path(path))
+    for path in (file, *map(Path, files.values())):
+        _require_done(path)
     right = in_this_process(Path(files["resume"]), _undisturbed)
     # On a busy machine a living member may be taken for dead; a wrong one fails each time.
     for tries_left in (1, 0):
