@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def puzzle_table(results: dict[str, Any]) -> str:
     for puzzle in puzzles():
         found = results.get(puzzle.name)
         if found is not None:
-            command = f"`{' '.join(puzzle.commands[-1].split()[:3])}`"
+            command = f"`{' '.join(takewhile(str.isalpha, puzzle.commands[-1].split()))}`"
             with_bug = f"shown ({found['took_s']:.0f} s)" if found["shown"] else "not shown"
             without = "shown" if found["shown_when_fixed"] else "not shown"
             lines.append(f"| {puzzle.name} | {puzzle.kind} | {command} | {with_bug} | {without} |")
