@@ -1,7 +1,8 @@
 """Every template, solution and wrong attempt through its check: `make course` writes the tables.
 
-`python -m tests.learn.course EXERCISE …` checks those only. What was found is kept by exercise in
-benchmarks/results/course.yaml, from which docs/learn.md and the solutions' scores are written.
+`python -m tests.learn.course NAME …` checks those exercises and puzzles only. What was found is
+kept by name in benchmarks/results/course.yaml, from which docs/learn.md and the solutions' scores
+are written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,17 @@ import yaml
 
 from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.exercises import COURSE, EXERCISES, Exercise, exercise_named
+from drivetrain.learn.puzzles import Puzzle, puzzles
 from drivetrain.learn.verdict import Passed
+from tests.learn.playing import play
 from tests.learn.wrong_attempts import ATTEMPTS
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "learn.md"
 RESULTS = _ROOT / "benchmarks" / "results" / "course.yaml"
 _BEGIN, _END = "<!-- checked -->", "<!-- end of checked -->"
+_PUZZLES = "puzzles"
+"""Beside the exercises, in the results."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,31 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def puzzle_table(results: dict[str, Any]) -> str:
+    lines = [
+        "Each puzzle's commands, run on the script with its bug and with the line put right:",
+        "",
+        "| puzzle | bug | command | with the bug | put right |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for puzzle in puzzles():
+        found = results.get(puzzle.name)
+        if found is not None:
+            command = f"`{' '.join(takewhile(str.isalpha, puzzle.commands[-1].split()))}`"
+            with_bug = f"shown ({found['took_s']:.0f} s)" if found["shown"] else "not shown"
+            without = "shown" if found["shown_when_fixed"] else "not shown"
+            lines.append(f"| {puzzle.name} | {puzzle.kind} | {command} | {with_bug} | {without} |")
+    return "\n".join(lines)
+
+
+def _results() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(RESULTS.read_text()) if RESULTS.exists() else {}
+    return read
+
+
 def keep(rows: list[Row]) -> None:
-    """Into the results; and into the page, once there are some of every exercise."""
-    results: dict[str, Any] = yaml.safe_load(RESULTS.read_text()) if RESULTS.exists() else {}
+    """Into the results, and into the page."""
+    results = _results()
     results[rows[0].exercise.name] = {
         "scores": {
             score.what: round(score.share, 4)
@@ -100,34 +128,67 @@ def keep(rows: list[Row]) -> None:
             for r in rows
         ],
     }
+    write(results)
+
+
+def write(results: dict[str, Any]) -> None:
+    """The results; and the page, once there are some of every exercise."""
     RESULTS.write_text(yaml.safe_dump(results, allow_unicode=True, sort_keys=False))
     in_order = {each.name: results[each.name] for each in EXERCISES if each.name in results}
     if len(in_order) == len(EXERCISES):
         scores = {name: each["scores"] for name, each in in_order.items() if each["scores"]}
         note = "# What the solutions reach of each limit; written by `make course`.\n"
         (COURSE / "scores.yaml").write_text(note + yaml.safe_dump(scores, allow_unicode=True))
+        tables = f"{table(in_order)}\n\n{puzzle_table(results.get(_PUZZLES, {}))}"
         before, rest = PAGE.read_text().split(_BEGIN)
         after = rest.split(_END)[1]
-        PAGE.write_text(f"{before}{_BEGIN}\n\n{table(in_order)}\n\n{_END}{after}")
+        PAGE.write_text(f"{before}{_BEGIN}\n\n{tables}\n\n{_END}{after}")
+
+
+def check_puzzle(puzzle: Puzzle, folder: Path) -> bool:
+    """Whether its commands show the bug, and nothing when the line is put right; kept if so."""
+    broken = play(puzzle, folder / "broken", is_fixed=False)
+    fixed = play(puzzle, folder / "fixed", is_fixed=True)
+    found = {
+        "shown": broken.shows(puzzle),
+        "shown_when_fixed": fixed.shows(puzzle),
+        "codes": broken.codes,
+        "codes_when_fixed": fixed.codes,
+        "took_s": round(broken.took_s, 1),
+    }
+    is_right = found["shown"] and not found["shown_when_fixed"] and fixed.codes[0] == 0
+    print(f"{'ok   ' if is_right else 'WRONG'} puzzle {puzzle.name}: {found}", flush=True)
+    if not is_right:
+        print(broken.said, fixed.said, sep="\n--- put right:\n", flush=True)
+        return False
+    results = _results()
+    results[_PUZZLES] = {**results.get(_PUZZLES, {}), puzzle.name: found}
+    write(results)
+    return True
+
+
+def check_exercise(exercise: Exercise, folder: Path) -> bool:
+    """All files of one exercise; kept if each is found to be what it is."""
+    rows = []
+    for row in rows_of(exercise, folder):
+        mark = "ok   " if row.is_right else "WRONG"
+        said = row.found if row.is_right else f"{row.found}, not {row.expected}"
+        print(f"{mark} {exercise.name}: {row.kind}: {said} ({row.took_s:.1f} s)", flush=True)
+        rows.append(row)
+    if not all(row.is_right for row in rows):
+        return False
+    keep(rows)
+    return True
 
 
 def main(names: list[str]) -> int:
-    exercises = [exercise_named(name) for name in names] or list(EXERCISES)
-    num_wrong = 0
+    asked_puzzles = [puzzle for puzzle in puzzles() if not names or puzzle.name in names]
+    others = [name for name in names if name not in {puzzle.name for puzzle in puzzles()}]
+    exercises = [exercise_named(name) for name in others] if names else list(EXERCISES)
     with tempfile.TemporaryDirectory() as folder:
-        for exercise in exercises:
-            rows = []
-            for row in rows_of(exercise, Path(folder)):
-                mark = "ok   " if row.is_right else "WRONG"
-                said = row.found if row.is_right else f"{row.found}, not {row.expected}"
-                print(
-                    f"{mark} {exercise.name}: {row.kind}: {said} ({row.took_s:.1f} s)", flush=True
-                )
-                rows.append(row)
-            num_wrong += sum(not row.is_right for row in rows)
-            if all(row.is_right for row in rows):
-                keep(rows)
-    return 1 if num_wrong else 0
+        passed = [check_exercise(exercise, Path(folder)) for exercise in exercises]
+        passed += [check_puzzle(puzzle, Path(folder) / puzzle.name) for puzzle in asked_puzzles]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -41,6 +41,12 @@ def calls(*ops: str, pending: bool = False, sizes: tuple[int, ...] = (7,)) -> Ca
     )
 
 
+@pytest.mark.parametrize("room", ["train", "strategies/ddp", "compat", "parallel"])
+def test_a_line_of_ours_is_not_the_users_in_a_checkout_either(room: str) -> None:
+    ours = Frame(f"/home/ada/drivetrain/src/drivetrain/{room}/strategy.py", 203, "backward")
+    assert stacks_at(TORCHS, ours, USERS).threads[0].user_frame == USERS
+
+
 def test_a_stack_is_read_with_its_threads_and_the_processes_of_the_rank() -> None:
     text = (
         "Thread 0x01 (most recent call first):\n"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from drivetrain.cli.say import say
-from drivetrain.core.errors import ConfigError
-from drivetrain.learn import quiz, session
+from drivetrain.learn import completion, puzzles, quiz, session
 from drivetrain.learn.exercises import Exercise, exercise_named, exercises_of, phase_numbered
 from drivetrain.learn.folder import LearnerFolder
 
@@ -40,14 +38,20 @@ def write_solution(name: str) -> None:
 def show_progress() -> None:
     folder = LearnerFolder.around(Path.cwd())
     session.tell_progress(folder, say)
+    say("")
+    puzzles.tell_puzzles(folder, say)
+    say("")
     quiz.tell_score(folder, say)
+    say("")
+    completion.tell_completion(folder, say)
+
+
+def mark_done(name: str) -> None:
+    completion.mark_done(name, LearnerFolder.around(Path.cwd()), say)
 
 
 def ask_quiz(number: int | None) -> None:
-    folder: LearnerFolder | None = None
-    with suppress(ConfigError):  # the quiz is asked anywhere, and says that no score is kept
-        folder = LearnerFolder.around(Path.cwd())
-    quiz.ask_questions(number, folder, input, say)
+    quiz.ask_questions(number, LearnerFolder.if_any(Path.cwd()), input, say)
 
 
 def _asked(name: str, folder: LearnerFolder) -> Exercise:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 # What is not the user's own: installed libraries, the standard library, and our own rooms.
 _LIBRARY = re.compile(
     r"(site|dist)-packages|/lib/python3|^<|/drivetrain/(cli|launch|supervise|train|checkpoint|data|"
-    r"parallel|record|cluster|config|core|diagnose)/"
+    r"strategies|compat|parallel|record|cluster|config|core|diagnose)/"
 )
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)')

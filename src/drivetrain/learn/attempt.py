@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +51,8 @@ class Outcome:
 
     results: list[Any]
     records: list[RankRecord]
+    ended_by: int = 0
+    """The signal that ended a rank, where the check means one to."""
 
     def flow(self, section: str = "") -> Flow:
         return Flow(
@@ -72,13 +76,18 @@ def run_on_ranks(
 
 
 def run_until_killed(
-    file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any] = ()
+    file: Path,
+    scenario: Callable[..., Any],
+    num_ranks: int,
+    args: Sequence[Any] = (),
+    signals: Collection[int] = (signal.SIGKILL,),
 ) -> Outcome:
-    """As `run_on_ranks`, of a scenario that ends one of the ranks with SIGKILL."""
+    """As `run_on_ranks`, of a scenario in which one of these signals may end a rank."""
     outcome, failure = _run(file, scenario, num_ranks, args)
-    if failure and "ended by signal 9" not in failure:
+    ended = re.search(r"ended by signal (\d+)", failure)
+    if failure and (ended is None or int(ended[1]) not in signals):
         raise _why(outcome, file, failure)
-    return outcome
+    return replace(outcome, ended_by=int(ended[1]) if ended else 0)
 
 
 def _run(

@@ -124,6 +124,8 @@ _PHASE_FOUR = (
     Exercise("failure_detection", _FOUR, "Dead or slow?", "failure_detection:check"),
     Exercise("rendezvous", _FOUR, "Agree on a new world", "rendezvous:check"),
     Exercise("stragglers", _FOUR, "Name the slow rank", "stragglers:check"),
+    Exercise("preemption", _FOUR, "Leave in time, and come back", "preemption:check"),
+    Exercise("final_system", _FOUR, "Through kill -9 and newcomers", "final_system:check"),
 )
 
 PHASES = (_ONE, _TWO, _THREE, _FOUR)

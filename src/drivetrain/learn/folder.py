@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -44,14 +46,26 @@ class LearnerFolder:
             [Problem("folder", rule, "drivetrain learn start 1 begins with phase 1", str(here))]
         )
 
+    @classmethod
+    def if_any(cls, here: Path) -> LearnerFolder | None:
+        """For what is of use without one, too."""
+        with suppress(ConfigError):
+            return cls.around(here)
+        return None
+
     def start(self, phase: Phase) -> list[Path]:
-        """Copy what is not there yet; nothing of the learner's is ever overwritten."""
+        """Copy a phase's files; those that were written."""
         source = COURSE / phase.folder
-        files = [
-            (source / "guidelines.md", f"{phase.folder}/guidelines.md"),
-            *((each.template, each.file) for each in exercises_of(phase)),
-            (COURSE / "test_phase.py", f"test_phase{phase.number}.py"),
-        ]
+        return self.copy(
+            [
+                (source / "guidelines.md", f"{phase.folder}/guidelines.md"),
+                *((each.template, each.file) for each in exercises_of(phase)),
+                (COURSE / "test_phase.py", f"test_phase{phase.number}.py"),
+            ]
+        )
+
+    def copy(self, files: Sequence[tuple[Path, str]]) -> list[Path]:
+        """Copy what is not there yet; nothing of the learner's is ever overwritten."""
         written = []
         for original, name in files:
             target = self.path / name

@@ -30,6 +30,8 @@ class Members:
         self.store = new_store(0, is_master=True)
         self._started: dict[str, tuple[BaseProcess, Connection]] = {}
         self._killed: set[str] = set()
+        self._told: dict[str, Any] = {}
+        """What members that are done have sent: error and value."""
 
     def __enter__(self) -> Members:
         return self
@@ -67,14 +69,15 @@ class Members:
     def result(self, name: str, within_s: float) -> Any:
         """What the scenario returned; Shortcoming when it failed or is late."""
         _, receiver = self._started[name]
-        if not receiver.poll(within_s):
-            raise Shortcoming(
-                "endless", f"{name} is done within seconds", f"still waiting after {within_s:g} s"
-            )
-        try:
-            error, value = receiver.recv()
-        except EOFError:
-            raise Shortcoming("crash", f"{name} ends by itself", "it ended abruptly") from None
+        if name not in self._told:
+            if not receiver.poll(within_s):
+                expected = f"{name} is done within seconds"
+                raise Shortcoming("endless", expected, f"still waiting after {within_s:g} s")
+            try:
+                self._told[name] = receiver.recv()
+            except EOFError:
+                raise Shortcoming("crash", f"{name} ends by itself", "it ended abruptly") from None
+        error, value = self._told[name]
         if error is not None:
             kind, text, line = error
             raise as_shortcoming(kind, text, self._file, line, name)

@@ -59,8 +59,12 @@ def tell_score(folder: LearnerFolder, say: Say) -> None:
     """First answers count: the explanation tells what is right."""
     scores = folder.state_named(_STATE).scores
     num_right, num_all = int(sum(scores.values())), len(questions())
-    passed = ", passed" if num_right >= _PASSING * num_all else ""
+    passed = ", passed" if has_passed(folder) else ""
     say(f"quiz: {len(scores)} of {num_all} questions answered, {num_right} right at once{passed}")
+
+
+def has_passed(folder: LearnerFolder) -> bool:
+    return sum(folder.state_named(_STATE).scores.values()) >= _PASSING * len(questions())
 
 
 def _asked(number: int | None, folder: LearnerFolder | None) -> list[int]:

@@ -34,6 +34,9 @@ def list_exercises(say: Say) -> None:
             say(f"  {exercise.name:22s} {exercise.title}")
         say("")
     say("drivetrain learn start 1   copies the templates and guidelines of phase 1 to this folder")
+    say(
+        "drivetrain learn puzzle list   scripts with a bug, to be found with Drivetrain's own tools"
+    )
 
 
 def start(phase: Phase, here: Path, say: Say) -> None:

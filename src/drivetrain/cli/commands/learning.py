@@ -10,6 +10,11 @@ verbs = typer.Typer(
     help="Write distributed training yourself: exercises, checked on real processes.",
     no_args_is_help=True,
 )
+puzzle = typer.Typer(
+    help="Find the bug in a training script, with Drivetrain's own tools.", no_args_is_help=True
+)
+verbs.add_typer(puzzle, name="puzzle")
+PuzzleName = Annotated[str, typer.Argument(metavar="PUZZLE")]
 ExerciseName = Annotated[
     str,
     typer.Argument(
@@ -72,6 +77,16 @@ def progress() -> None:
 
 
 @verbs.command()
+def done(
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="lecture-1 … lecture-7, project")],
+) -> None:
+    """Tick off what no program can see: a lecture that was read, the project handed in."""
+    from drivetrain.cli.learn import mark_done
+
+    mark_done(item)
+
+
+@verbs.command()
 def quiz(
     question: Annotated[
         int | None, typer.Option(metavar="N", help="Ask this one, answered or not.")
@@ -81,3 +96,45 @@ def quiz(
     from drivetrain.cli.learn import ask_quiz
 
     ask_quiz(question)
+
+
+@puzzle.command(name="list")
+def list_puzzles() -> None:
+    """All puzzles, by what a user would report."""
+    from drivetrain.cli import puzzles
+
+    puzzles.show_list()
+
+
+@puzzle.command(name="start")
+def start_puzzle(name: PuzzleName) -> None:
+    """Copy the script to this folder, and tell the symptom and what to run."""
+    from drivetrain.cli import puzzles
+
+    puzzles.start(name)
+
+
+@puzzle.command(name="check")
+def check_puzzle(
+    name: PuzzleName, line: Annotated[int, typer.Argument(metavar="LINE", help="Of the script.")]
+) -> None:
+    """Whether the bug is in LINE; exit code 1 when it is not."""
+    from drivetrain.cli import puzzles
+
+    raise typer.Exit(puzzles.check(name, line))
+
+
+@puzzle.command(name="hint")
+def hint_for_puzzle(name: PuzzleName) -> None:
+    """A hint; again for the next one."""
+    from drivetrain.cli import puzzles
+
+    puzzles.show_hint(name)
+
+
+@puzzle.command(name="solution")
+def solution_of_puzzle(name: PuzzleName) -> None:
+    """Write the script put right into solutions/, after a try of your own, and why."""
+    from drivetrain.cli import puzzles
+
+    puzzles.write_solution(name)

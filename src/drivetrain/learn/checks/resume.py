@@ -15,16 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from drivetrain.learn.attempt import Shortcoming, in_this_process, run_on_ranks
-from drivetrain.learn.training import samples
+from drivetrain.learn.exact import NUM_MICRO, NUM_SAMPLES, SEED, SIZE, ExactJob
 from drivetrain.learn.verdict import Passed
 
-_SEED = 11
-_NUM_SAMPLES, _SIZE, _NUM_MICRO = 50, 3, 4
 _NUM_STEPS, _CAPTURED_AT = 12, 5
-_PER_STEP = _SIZE * _NUM_MICRO
+_PER_STEP = SIZE * NUM_MICRO
 
 
 def check(file: Path) -> Passed:
@@ -52,23 +49,23 @@ def check(file: Path) -> Passed:
 
 def _judge_data(module: ModuleType) -> None:
     ids: list[int] = []
-    for step in range(3 * _NUM_SAMPLES // _PER_STEP + 1):
-        for micro_batch in range(_NUM_MICRO):
-            own = module.micro_batch_ids(_SEED, _NUM_SAMPLES, _SIZE, step, micro_batch, _NUM_MICRO)
-            if len(own) != _SIZE:
+    for step in range(3 * NUM_SAMPLES // _PER_STEP + 1):
+        for micro_batch in range(NUM_MICRO):
+            own = module.micro_batch_ids(SEED, NUM_SAMPLES, SIZE, step, micro_batch, NUM_MICRO)
+            if len(own) != SIZE:
                 raise Shortcoming(
                     "epoch-not-covered",
-                    f"{_SIZE} samples in every micro-batch, also where an epoch ends",
+                    f"{SIZE} samples in every micro-batch, also where an epoch ends",
                     f"{len(own)} in micro-batch {micro_batch} of step {step}",
                 )
             ids += [int(i) for i in own]
-    epochs = [ids[e * _NUM_SAMPLES : (e + 1) * _NUM_SAMPLES] for e in range(3)]
+    epochs = [ids[e * NUM_SAMPLES : (e + 1) * NUM_SAMPLES] for e in range(3)]
     for epoch, seen in enumerate(epochs):
-        missing = sorted(set(range(_NUM_SAMPLES)) - set(seen))
+        missing = sorted(set(range(NUM_SAMPLES)) - set(seen))
         if missing:
             raise Shortcoming(
                 "epoch-not-covered",
-                f"epoch {epoch}: each of the samples 0 to {_NUM_SAMPLES - 1} once",
+                f"epoch {epoch}: each of the samples 0 to {NUM_SAMPLES - 1} once",
                 f"{len(missing)} are never read, the first is {missing[0]}",
             )
     if epochs[0] == epochs[1] or epochs[0] == sorted(epochs[0]):
@@ -79,11 +76,11 @@ def _judge_data(module: ModuleType) -> None:
 
 def _judge_generators(module: ModuleType) -> None:
     def drawn(step: int, micro_batch: int) -> list[float]:
-        generator = module.generator_of(_SEED, step, micro_batch)
+        generator = module.generator_of(SEED, step, micro_batch)
         numbers: list[float] = torch.rand(4, generator=generator).tolist()
         return numbers
 
-    places = [(step, micro_batch) for step in range(6) for micro_batch in range(_NUM_MICRO)]
+    places = [(step, micro_batch) for step in range(6) for micro_batch in range(NUM_MICRO)]
     first = {place: drawn(*place) for place in places}
     if any(drawn(*place) != numbers for place, numbers in first.items()):
         raise Shortcoming(
@@ -101,18 +98,6 @@ def _judge_generators(module: ModuleType) -> None:
                 f"step {place[0]}, micro-batch {place[1]} has those of step {other[0]},"
                 f" micro-batch {other[1]}",
             )
-
-
-class _Job:
-    def __init__(self) -> None:
-        torch.manual_seed(dist.get_rank())  # of no use to anyone who resumes elsewhere
-        self.model = nn.Linear(12, 5)
-        with torch.no_grad():
-            for p in self.model.parameters():
-                p.copy_(torch.linspace(-0.5, 0.5, p.numel()).view_as(p))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.8)
-        self.step = 0
 
 
 @dataclass(frozen=True)
@@ -134,20 +119,20 @@ class _Trained:
     losses: list[float]
 
 
-def _state_of(job: _Job) -> _State:
+def _state_of(job: ExactJob) -> _State:
     moments = [
         float(value)
         for group in job.optimizer.state.values()
         for moment in group.values()
         for value in torch.as_tensor(moment).flatten()
     ]
-    weights = [float(v) for p in job.model.parameters() for v in p.detach().flatten()]
     rate = float(job.optimizer.param_groups[0]["lr"])
-    return _State(int(job.step), weights, moments, rate, int(job.scheduler.last_epoch))
+    return _State(int(job.step), job.weights, moments, rate, int(job.scheduler.last_epoch))
 
 
 def _train(module: Any, recorder: Any, resume_from: str = "", save_to: str = "") -> _Trained:
-    job = _Job()
+    torch.manual_seed(dist.get_rank())  # of no use to anyone who resumes elsewhere
+    job = ExactJob()
     if resume_from:
         module.restore(job, torch.load(resume_from, weights_only=True))
     begin, captured, kept = _state_of(job), None, None
@@ -162,34 +147,13 @@ def _train(module: Any, recorder: Any, resume_from: str = "", save_to: str = "")
     return _Trained(begin, captured, _state_of(job), losses)
 
 
-def _one_step(module: Any, job: _Job) -> float:
-    """Rows of gradients, one for each micro-batch, added in their order whoever computed them."""
-    parameters = list(job.model.parameters())
-    rows = torch.zeros(_NUM_MICRO, sum(p.numel() for p in parameters) + 1)
-    for micro_batch in range(dist.get_rank(), _NUM_MICRO, dist.get_world_size()):
-        rows[micro_batch] = _row(module, job, micro_batch)
+def _one_step(module: Any, job: ExactJob) -> float:
+    """Rows of gradients, one for each micro-batch, whoever computed them."""
+    rows = torch.zeros(NUM_MICRO, job.row_length)
+    for micro_batch in range(dist.get_rank(), NUM_MICRO, dist.get_world_size()):
+        rows[micro_batch] = job.row(module, micro_batch)
     dist.all_reduce(rows)
-    total = rows[0] / _NUM_MICRO
-    for row in rows[1:]:
-        total = total + row / _NUM_MICRO
-    begin = 0
-    for p in parameters:
-        p.grad = total[begin : begin + p.numel()].view_as(p).clone()
-        begin += p.numel()
-    job.optimizer.step()
-    job.scheduler.step()
-    job.step += 1
-    return float(total[-1])
-
-
-def _row(module: Any, job: _Job, micro_batch: int) -> torch.Tensor:
-    ids = module.micro_batch_ids(_SEED, _NUM_SAMPLES, _SIZE, job.step, micro_batch, _NUM_MICRO)
-    inputs, classes = (part[list(ids)] for part in samples(_NUM_SAMPLES))
-    generator = module.generator_of(_SEED, job.step, micro_batch)
-    kept = torch.rand(inputs.shape, generator=generator) > 0.2
-    loss = nn.functional.cross_entropy(job.model(inputs * kept), classes)
-    gradients = torch.autograd.grad(loss, list(job.model.parameters()))
-    return torch.cat([*(g.flatten() for g in gradients), loss.detach().reshape(1)])
+    return job.apply(rows)
 
 
 def _judge_restored(whole: _Trained, resumed: _Trained, where: str) -> None:

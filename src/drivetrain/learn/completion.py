@@ -1,0 +1,90 @@
+"""The course's completion list: what is done of all that it asks for, and how much that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.learn import puzzles, quiz
+from drivetrain.learn.exercises import EXERCISES, PHASES, exercises_of
+from drivetrain.learn.folder import LearnerFolder
+
+Say = Callable[[str], None]
+NUM_LECTURES = 7
+LABS = {
+    "lab_ray": "lab 1: Ray Train",
+    "lab_horovod": "lab 2: Horovod on several nodes",
+    "lab_faults": "lab 3: a training that survives failures",
+    "lab_slow": "lab 4: profiling and optimisation",
+}
+"""By the name under which their checks are remembered."""
+_PROJECT = "project"
+BY_HAND = (*(f"lecture-{number}" for number in range(1, NUM_LECTURES + 1)), _PROJECT)
+"""What no program can see: the learner says that it is done."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the list."""
+
+    what: str
+    num_done: int
+    num_all: int = 1
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_done >= self.num_all
+
+    def __str__(self) -> str:
+        count = f"{self.num_done} of {self.num_all}" if self.num_all > 1 else ""
+        return f"[{'✓' if self.is_done else ' '}] {self.what:44s} {count}".rstrip()
+
+
+def completion(folder: LearnerFolder) -> list[Item]:
+    def passed(names: Sequence[str]) -> int:
+        return sum(folder.state_named(name).is_passed for name in names)
+
+    return [
+        Item("a place to work, in which a check has passed", _has_passed_any(folder)),
+        Item("lectures read", passed(BY_HAND[:NUM_LECTURES]), NUM_LECTURES),
+        *(
+            Item(f"phase {phase.number}: {phase.title}", passed(names), len(names))
+            for phase in PHASES
+            for names in [[exercise.name for exercise in exercises_of(phase)]]
+        ),
+        Item("puzzles found", puzzles.num_found(folder), len(puzzles.puzzles())),
+        *(Item(title, passed([name])) for name, title in LABS.items()),
+        Item("quiz passed (80%)", int(quiz.has_passed(folder))),
+        Item("final project handed in", passed([_PROJECT])),
+    ]
+
+
+def _has_passed_any(folder: LearnerFolder) -> int:
+    return int(any(folder.state_of(exercise).is_passed for exercise in EXERCISES))
+
+
+def percent(items: Sequence[Item]) -> int:
+    """Each line counts the same; 100 only when every one is done."""
+    shares = [min(1.0, item.num_done / item.num_all) for item in items]
+    return 100 if all(item.is_done for item in items) else int(99 * sum(shares) / len(shares))
+
+
+def tell_completion(folder: LearnerFolder, say: Say) -> None:
+    items = completion(folder)
+    for item in items:
+        say(f"  {item}")
+    say(f"the course: {percent(items)}% done")
+    if not all(folder.state_named(name).is_passed for name in BY_HAND):
+        say("lectures and the project are yours to tick off: drivetrain learn done lecture-1")
+
+
+def mark_done(name: str, folder: LearnerFolder, say: Say) -> None:
+    """For lectures and the project."""
+    if name not in BY_HAND:
+        remedy = f"choose: {', '.join(BY_HAND)}; the rest is done when its check says so"
+        raise ConfigError([Problem("ITEM", "cannot be ticked off by hand", remedy, name)])
+    state = folder.state_named(name)
+    state.is_passed = True
+    folder.remember_named(name, state)
+    say(f"{name} is done; the course: {percent(completion(folder))}% done")
