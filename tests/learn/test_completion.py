@@ -11,16 +11,17 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.learn import quiz
 from drivetrain.learn.completion import (
     BY_HAND,
-    LABS,
     completion,
     mark_done,
     percent,
     tell_completion,
 )
-from drivetrain.learn.exercises import EXERCISES, PHASES
+from drivetrain.learn.exercises import EXERCISES, LABS, PHASES
 from drivetrain.learn.folder import ExerciseState, LearnerFolder
 from drivetrain.learn.puzzles import check_line, puzzles, start_puzzle
 from tests.learn.course import RESULTS
+
+LAB_NAMES = [lab.name for lab in LABS]
 
 
 def _quiet(_: str) -> None:
@@ -60,7 +61,7 @@ def test_all_solutions_together_are_the_whole_course(tmp_path: Path) -> None:
         assert check_line(puzzle, min(puzzle.lines), folder, _quiet)
     answers = iter([question.answer for question in quiz.questions()])
     quiz.ask_questions(None, folder, lambda _: next(answers), _quiet)
-    for name in LABS:  # their own tests say that their solutions pass
+    for name in LAB_NAMES:  # their own tests say that their solutions pass
         folder.remember_named(name, ExerciseState(1, is_passed=True))
     assert percent(completion(folder)) < 100
     for name in BY_HAND:
@@ -71,12 +72,12 @@ def test_all_solutions_together_are_the_whole_course(tmp_path: Path) -> None:
     assert all(line.startswith("  [✓]") for line in said[:-1])
 
 
-@pytest.mark.parametrize("missing", [EXERCISES[-1].name, next(iter(LABS)), BY_HAND[0], BY_HAND[-1]])
+@pytest.mark.parametrize("missing", [EXERCISES[-1].name, LAB_NAMES[0], BY_HAND[0], BY_HAND[-1]])
 def test_without_one_thing_it_is_less(missing: str, tmp_path: Path) -> None:
     folder = _folder(tmp_path)
     everything = [exercise.name for exercise in EXERCISES]
     everything += [f"puzzle {puzzle.name}" for puzzle in puzzles()]
-    for name in [*everything, *LABS, *BY_HAND]:
+    for name in [*everything, *LAB_NAMES, *BY_HAND]:
         folder.remember_named(name, ExerciseState(1, is_passed=name != missing))
     right = {str(number): 1.0 for number in range(1, len(quiz.questions()) + 1)}
     folder.remember_named("quiz", ExerciseState(25, scores=right))

@@ -7,18 +7,11 @@ from dataclasses import dataclass
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.learn import puzzles, quiz
-from drivetrain.learn.exercises import EXERCISES, PHASES, exercises_of
+from drivetrain.learn.exercises import EXERCISES, LABS, PHASES, exercises_of
 from drivetrain.learn.folder import LearnerFolder
 
 Say = Callable[[str], None]
 NUM_LECTURES = 7
-LABS = {
-    "lab_ray": "lab 1: Ray Train",
-    "lab_horovod": "lab 2: Horovod on several nodes",
-    "lab_faults": "lab 3: a training that survives failures",
-    "lab_slow": "lab 4: profiling and optimisation",
-}
-"""By the name under which their checks are remembered."""
 _PROJECT = "project"
 BY_HAND = (*(f"lecture-{number}" for number in range(1, NUM_LECTURES + 1)), _PROJECT)
 """What no program can see: the learner says that it is done."""
@@ -54,7 +47,7 @@ def completion(folder: LearnerFolder) -> list[Item]:
             for names in [[exercise.name for exercise in exercises_of(phase)]]
         ),
         Item("puzzles found", puzzles.num_found(folder), len(puzzles.puzzles())),
-        *(Item(title, passed([name])) for name, title in LABS.items()),
+        *(Item(f"lab: {lab.title}", passed([lab.name])) for lab in LABS),
         Item("quiz passed (80%)", int(quiz.has_passed(folder))),
         Item("final project handed in", passed([_PROJECT])),
     ]
