@@ -27,17 +27,20 @@ CONTEXT, VOCABULARY, END, IGNORED = 256, 4096, 0, -100
 class Packed(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Windows over documents that lie end to end; what follows an END is not predicted from it."""
 
-    def __init__(self, name: str) -> None:
-        self.tokens = np.load(DATA / f"{name}.npy", mmap_mode="r")
+    def __init__(
+        self, name: str, folder: Path = DATA, length: int = CONTEXT, end: int = END
+    ) -> None:
+        self.tokens = np.load(folder / f"{name}.npy", mmap_mode="r")
+        self.length, self.end = length, end
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // CONTEXT
+        return (len(self.tokens) - 1) // self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        start = index * CONTEXT
-        window = torch.from_numpy(self.tokens[start : start + CONTEXT + 1].astype(np.int64))
+        start = index * self.length
+        window = torch.from_numpy(self.tokens[start : start + self.length + 1].astype(np.int64))
         ids, targets = window[:-1], window[1:]
-        return ids, targets.masked_fill(ids == END, IGNORED)
+        return ids, targets.masked_fill(ids == self.end, IGNORED)
 
 
 def same_document(ids: torch.Tensor) -> torch.Tensor:
