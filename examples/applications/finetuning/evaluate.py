@@ -56,10 +56,8 @@ def main() -> None:
     print(f"{'':<14}  {'old text':>9}  {'new text':>9}")
     for name, model in models.items():
         model.eval()
-        losses = "  ".join(
-            f"{mean_loss(model, each, asked.samples):9.4f}" for each in sets.values()
-        )
-        print(f"{name:<14}  {losses}")
+        losses = [mean_loss(model, each, asked.samples) for each in sets.values()]
+        print(f"{name:<14}  " + "  ".join(f"{each:9.4f}" for each in losses))
     tokenizer = AutoTokenizer.from_pretrained(asked.run / "merged")
     for name in ("base", "merged"):
         print(f"\n{name}:\n{sample(models[name], tokenizer, asked.beginning)}")
