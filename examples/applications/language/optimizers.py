@@ -4,15 +4,14 @@ python examples/applications/language/optimizers.py             # the table of o
 python examples/applications/language/optimizers.py --measure   # everything again: ten minutes
 
 Each optimizer first has its learning rate chosen on a seed of its own, from the same rates. The
-loss to be reached is AdamW's on that seed, after three quarters of the steps. Then every seed trains
-once with each. All text is seen once, so that the training loss is that of new text.
+loss to be reached is AdamW's on that seed, after three quarters of the steps. Then every seed
+trains once with each. No text is seen twice, so that the training loss is that of new text.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import torch
+from train import train
 
 FILE = Path(__file__).with_name("optimizers.json")
 OPTIMIZERS = ("adamw", "muon")
@@ -33,9 +35,6 @@ QUIET = ["checkpoint.every_steps=null", "evaluation.every_steps=null", "evaluati
 
 def losses_of(optimizer: str, rate: float, seed: int) -> list[float]:
     """Of every step of one training, in this process."""
-    import torch
-    from train import train
-
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         level = ["lr_scheduler_type=constant", f"optimizer={optimizer}", f"learning_rate={rate}"]
@@ -122,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
