@@ -41,14 +41,14 @@ def main() -> None:
             "name": "finetuned",
             "global_batch_size": 16,
             "micro_batch_size": 8,
-            "max_steps": 100,
+            "max_steps": 60,
             "optimization": {
                 "learning_rate": 5e-3,
                 "lr_scheduler_type": "cosine",
                 "warmup_steps": 5,
                 "max_grad_norm": 1.0,
             },
-            "evaluation": {"every_steps": 25, "batch_size": 16, "max_samples": 128},
+            "evaluation": {"every_steps": 20, "batch_size": 16, "max_samples": 128},
             "checkpoint": {"contents": "trained"},
         },
     )
