@@ -117,8 +117,7 @@ def test_parameter_servers_go_on_after_a_worker_was_killed(tmp_path: Path) -> No
     four = [*TRAIN, "--nproc-per-node", "4"]
     found = train(tmp_path / "servers", *four, kill_at=3, servers=1)
     assert found["strategy"] == "ParameterServerStrategyV2"
-    assert found["epochs"][-1] == 5
-    assert 3 in found["epochs"]  # the epoch after the kill is trained by the second attempt
+    assert found["epochs"] == [3, 4, 5]
     assert found["losses"][-1] < 1.6
     assert found["final_loss"] < found["losses"][0]
     assert len(RunDirectory(Path(found["run_dir"])).attempts()) == 2

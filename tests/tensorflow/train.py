@@ -64,9 +64,10 @@ def asks_to_die(epoch: int, asked: Path) -> Any:
     """The coordinator has no way to kill a worker but to ask."""
 
     class Asks(tf.keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, number: int, logs: Any = None) -> None:
-            if IS_FIRST and number + 1 == epoch:
+        def on_epoch_begin(self, number: int, logs: Any = None) -> None:
+            if IS_FIRST and epoch and number == epoch:
                 asked.touch()
+                time.sleep(120)  # until the supervisor ends it; the other worker could finish alone
 
     return Asks()
 

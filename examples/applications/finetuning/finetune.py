@@ -34,6 +34,7 @@ def end_of(shape: AutoConfig) -> int:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--rank", type=int, default=8, help="of the adapter's matrices")
+    parser.add_argument("--shape", help="a folder with a config.json alone: to plan and rehearse")
     asked, words = parser.parse_known_args()
     config = load_config(
         argv=words,
@@ -52,13 +53,12 @@ def main() -> None:
             "checkpoint": {"contents": "trained"},
         },
     )
-    base = config.config.model.pretrained
+    base = asked.shape or config.config.model.pretrained
     if base is None:
         raise SystemExit("model.pretrained=FOLDER or owner/name: which model is to be fine-tuned?")
     shape = AutoConfig.from_pretrained(base)
-    task = Task(
-        partial(adapted, shape, asked.rank), loss, tokenizer=AutoTokenizer.from_pretrained(base)
-    )
+    tokenizer = None if asked.shape else AutoTokenizer.from_pretrained(base)
+    task = Task(partial(adapted, shape, asked.rank), loss, tokenizer=tokenizer)
     trainer, end = Trainer(task, config), end_of(shape)
     data = Packed("train", asked.new, asked.context, end)
     trainer.fit(data, held_out(asked.old, asked.new, asked.context, end))

@@ -171,6 +171,7 @@ class TensorFlowDistributedTrainer:
         os.environ["TF_CONFIG"] = json.dumps(found)
         if not self._num_servers:
             return self._tf.distribute.MultiWorkerMirroredStrategy()
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # a lost worker is an error at once
         resolver = self._tf.distribute.cluster_resolver.TFConfigClusterResolver()
         if not self._identity.is_main:
             job, index = resolver.task_type, resolver.task_id
