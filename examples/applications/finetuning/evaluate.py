@@ -43,7 +43,7 @@ def main() -> None:
     parser = arguments()
     parser.add_argument("base", help="the model that was fine-tuned")
     parser.add_argument("run", type=Path, help="its fine-tuning: adapter/ and merged/ are in it")
-    parser.add_argument("--samples", type=int, default=128, help="windows of each text, at most")
+    parser.add_argument("--samples", type=int, default=56, help="windows of each text, at most")
     parser.add_argument("--beginning", default="Kernel driver")
     asked = parser.parse_args()
     load = AutoModelForCausalLM.from_pretrained

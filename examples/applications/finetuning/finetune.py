@@ -40,16 +40,16 @@ def main() -> None:
         argv=words,
         defaults={
             "name": "finetuned",
-            "global_batch_size": 16,
-            "micro_batch_size": 8,
-            "max_steps": 60,
+            "global_batch_size": 8,
+            "micro_batch_size": 4,
+            "max_steps": 40,
             "optimization": {
                 "learning_rate": 5e-3,
                 "lr_scheduler_type": "cosine",
                 "warmup_steps": 5,
                 "max_grad_norm": 1.0,
             },
-            "evaluation": {"every_steps": 20, "batch_size": 16, "max_samples": 128},
+            "evaluation": {"every_steps": 10, "batch_size": 16, "max_samples": 56},
             "checkpoint": {"contents": "trained"},
         },
     )

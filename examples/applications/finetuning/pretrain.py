@@ -79,18 +79,18 @@ def main() -> None:
         defaults={
             "name": "base",
             "seed": 1,
-            "global_batch_size": 16,
-            "micro_batch_size": 8,
-            "max_steps": 200,
+            "global_batch_size": 8,
+            "micro_batch_size": 4,
+            "max_steps": 150,
             "optimization": {
                 "learning_rate": 3e-3,
                 "lr_scheduler_type": "wsd",
                 "warmup_steps": 10,
-                "decay_steps": 60,
+                "decay_steps": 50,
                 "weight_decay": 0.1,
                 "max_grad_norm": 1.0,
             },
-            "evaluation": {"every_steps": 50, "batch_size": 16, "max_samples": 128},
+            "evaluation": {"every_steps": 50, "batch_size": 16, "max_samples": 56},
         },
     )
     tokenizer = PreTrainedTokenizerFast(
