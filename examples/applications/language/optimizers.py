@@ -26,9 +26,9 @@ from train import train
 
 FILE = Path(__file__).with_name("optimizers.json")
 OPTIMIZERS = ("adamw", "muon")
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 CHOSEN_ON, SEEDS = 0, (1, 2, 3, 4, 5)
-STEPS, SMOOTHED = 100, 10
+STEPS, SMOOTHED = 80, 10
 SMALL = ["--context", "128", "global_batch_size=8", "micro_batch_size=8", f"max_steps={STEPS}"]
 QUIET = ["checkpoint.every_steps=null", "evaluation.every_steps=null", "evaluation.max_samples=16"]
 
