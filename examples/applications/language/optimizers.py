@@ -27,10 +27,10 @@ from train import train
 FILE = Path(__file__).with_name("optimizers.json")
 OPTIMIZERS = ("adamw", "muon")
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
-CHOSEN_ON, SEEDS = 0, (1, 2, 3, 4, 5)
-STEPS, SMOOTHED = 80, 10
-SMALL = ["--context", "128", "global_batch_size=8", "micro_batch_size=8", f"max_steps={STEPS}"]
-QUIET = ["checkpoint.every_steps=null", "evaluation.every_steps=null", "evaluation.max_samples=16"]
+CHOSEN_ON, SEEDS = 0, tuple(range(1, 9))
+STEPS, SMOOTHED = 100, 10
+SMALL = ["--width", "128", "--context", "128", "global_batch_size=4", "micro_batch_size=4"]
+QUIET = [f"max_steps={STEPS}", "checkpoint.every_steps=null", "evaluation.max_samples=4"]
 
 
 def losses_of(optimizer: str, rate: float, seed: int) -> list[float]:
