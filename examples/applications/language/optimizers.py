@@ -1,7 +1,7 @@
 """Muon against AdamW: how many steps to the same loss, over seeds, with a p-value.
 
 python examples/applications/language/optimizers.py             # the table of optimizers.json
-python examples/applications/language/optimizers.py --measure   # everything again: ten minutes
+python examples/applications/language/optimizers.py --measure   # all trainings: minutes
 
 Each optimizer first has its learning rate chosen on a seed of its own, from the same rates. The
 loss to be reached is AdamW's on that seed, after three quarters of the steps. Then every seed
@@ -27,10 +27,10 @@ from train import train
 FILE = Path(__file__).with_name("optimizers.json")
 OPTIMIZERS = ("adamw", "muon")
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
-CHOSEN_ON, SEEDS = 0, tuple(range(1, 9))
-STEPS, SMOOTHED = 100, 10
-SMALL = ["--width", "128", "--context", "128", "global_batch_size=4", "micro_batch_size=4"]
-QUIET = [f"max_steps={STEPS}", "checkpoint.every_steps=null", "evaluation.max_samples=4"]
+CHOSEN_ON, SEEDS = 0, (1, 2, 3, 4, 5)
+STEPS, SMOOTHED = 100, 20
+SMALL = ["--width", "96", "--layers", "3", "--context", "64", "global_batch_size=8"]
+QUIET = [f"max_steps={STEPS}", "checkpoint.every_steps=null", "evaluation.max_samples=8"]
 
 
 def losses_of(optimizer: str, rate: float, seed: int) -> list[float]:
@@ -117,6 +117,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.measure:
         asked.file.write_text(json.dumps(measure()) + "\n")
+    elif not asked.file.exists():
+        parser.error(f"{asked.file} is not there: --measure makes it")
     print(table(json.loads(asked.file.read_text())))
 
 
