@@ -20,6 +20,7 @@ from drivetrain.testing.hosts import hosts_available, make_hosts
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.long,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="`make tensorflow` installs it"),
 ]
 SCRIPT = Path(__file__).with_name("train.py")
@@ -49,7 +50,7 @@ def train_on_hosts(folder: Path, kill_at: int) -> dict[str, Any]:
             host.popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT)
             for host, file in zip(hosts, files, strict=True)
         ]
-        ended = [each.wait(300) for each in started]
+        ended = [each.wait(550) for each in started]
     said = "".join((folder / f"h{number}.log").read_text() for number in (1, 2))
     assert ended == [0, 0], said[-6000:]
     return found_in(folder, said)
