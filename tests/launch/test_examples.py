@@ -145,6 +145,41 @@ def test_a_language_model_from_text_to_a_sample(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_a_base_an_adapter_and_what_transformers_makes_of_them(tmp_path: Path) -> None:
+    """Plain transformers finds the losses that the runs wrote down, before and after."""
+    pytest.importorskip("peft")
+    folder, text = EXAMPLES / "applications/finetuning", str(EXAMPLES.parent / "docs")
+    prepare = [str(folder.parent / "language/prepare.py"), "--text", text, "--glob", "*.md"]
+    run(tmp_path, *prepare, "--without", "p*", "--out", "data/kernel")
+    same = ["--tokenizer", "data/kernel/tokenizer.json"]
+    run(tmp_path, *prepare, "--only", "p*", *same, "--out", "data/hwmon")
+    few = ["max_steps=6", "evaluation.every_steps=6", "optimization.warmup_steps=0"]
+    base = [str(folder / "pretrain.py"), *few, "optimization.decay_steps=1"]
+    before = evaluated(run(tmp_path, *LAUNCH, "--run-dir=base", *base))
+    adapter = [str(folder / "finetune.py"), *few, "parallel.strategy=fsdp"]
+    launched = [*LAUNCH, "--run-dir=tuned", *adapter, "model.pretrained=base/model"]
+    after = evaluated(run(tmp_path, *launched))
+    table = run(tmp_path, str(folder / "evaluate.py"), "base/model", "tuned").splitlines()
+    found = {line[:14].strip(): [float(x) for x in line[14:].split()] for line in table[1:4]}
+    assert found["base"] == pytest.approx(before, abs=2e-4)
+    assert found["merged"] == pytest.approx(after, abs=2e-4)
+    assert found["base + adapter"] == pytest.approx(after, abs=2e-4)
+    assert after[1] < before[1] - 0.02
+    sizes = [
+        (tmp_path / name).stat().st_size
+        for name in ("tuned/adapter/adapter_model.safetensors", "base/model/model.safetensors")
+    ]
+    assert sizes[0] < 0.1 * sizes[1]
+
+
+def evaluated(output: str) -> list[float]:
+    """The last losses on the old text and on the new one."""
+    lines = [line for line in output.splitlines() if " evaluated " in line]
+    return [float(line.split("loss ")[1].split()[0]) for line in lines[-2:]]
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["resnet18", "resnet50", "vit"])
 def test_images_from_folders(tmp_path: Path, model: str) -> None:
     """Pictures of any shape become squares, and both ranks count every one of them once."""

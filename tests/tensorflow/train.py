@@ -1,12 +1,19 @@
-"""What the tests train: `… OUTPUT [KILL_STEP]`; at that step of the first attempt worker 1 dies."""
+"""What the tests train: `… OUTPUT [KILL_STEP [SERVERS]]`.
+
+In the first attempt worker 1 dies at that step. With parameter servers there are no common steps:
+the last rank dies after the epoch of that number.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,6 +22,9 @@ import tensorflow as tf
 from drivetrain import TensorFlowDistributedTrainer
 
 GLOBAL_BATCH, SAMPLES, EPOCHS = 16, 64, 6
+STEPS_PER_EPOCH = SAMPLES // GLOBAL_BATCH
+RANK = int(os.environ.get("RANK", "0"))
+IS_FIRST = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
 def create_distributed_model(strategy: Any) -> Any:
@@ -38,27 +48,60 @@ def data() -> Any:
     return tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(GLOBAL_BATCH)
 
 
-def main() -> None:
-    output, kill_step = Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 0
-    trainer = TensorFlowDistributedTrainer(create_distributed_model, epochs=EPOCHS)
-    rank, is_first = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+def dies_at(step: int) -> Any:
+    """Worker 1 of the first attempt."""
 
     class Dies(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            step = int(self.model.optimizer.iterations.numpy())
-            if (rank, is_first) == ("1", "0") and step == kill_step:
+            done = int(self.model.optimizer.iterations.numpy())
+            if RANK == 1 and IS_FIRST and done == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    history = trainer.fit(data(), callbacks=[Dies()])
-    loss = trainer.model.evaluate(data(), verbose=0)[0]
+    return Dies()
+
+
+def asks_to_die(epoch: int, asked: Path) -> Any:
+    """The coordinator has no way to kill a worker but to ask."""
+
+    class Asks(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, number: int, logs: Any = None) -> None:
+            if IS_FIRST and epoch and number == epoch:
+                asked.touch()
+                time.sleep(120)  # until the supervisor ends it; the other worker could finish alone
+
+    return Asks()
+
+
+def die_when_asked(asked: Path) -> None:
+    while not asked.exists():
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    output, kill_at, servers = Path(sys.argv[1]), *(int(word) for word in sys.argv[2:4])
+    trainer = TensorFlowDistributedTrainer(
+        create_distributed_model, epochs=EPOCHS, parameter_servers=servers
+    )
+    asked = output.with_suffix(".kill")
+    if servers and kill_at and IS_FIRST and int(os.environ["WORLD_SIZE"]) - 1 == RANK:
+        Thread(target=die_when_asked, args=(asked,), daemon=True).start()
+    if servers:
+        callbacks, settings = [asks_to_die(kill_at, asked)], {"steps_per_epoch": STEPS_PER_EPOCH}
+        history = trainer.fit(data().repeat(), callbacks=callbacks, **settings)
+        loss = trainer.model.evaluate(data().repeat(), verbose=0, steps=STEPS_PER_EPOCH)[0]
+    else:
+        history = trainer.fit(data(), callbacks=[dies_at(kill_at)])
+        loss = trainer.model.evaluate(data(), verbose=0)[0]
     found = {
         "losses": history.history["loss"],
         "epochs": history.epoch,
         "final_loss": loss,
         "strategy": type(trainer.strategy).__name__,
         "run_dir": str(trainer.run_dir),
+        "host": socket.gethostname(),
     }
-    if rank == "0":
+    if RANK == 0:
         output.write_text(json.dumps(found))
 
 

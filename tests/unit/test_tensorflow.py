@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain import TensorFlowDistributedTrainer
 from drivetrain.cluster.environments import Identity, detect
-from drivetrain.compat.tensorflow import own_address, tf_config
+from drivetrain.compat.tensorflow import checked_servers, own_address, tf_config
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
 from drivetrain.launch.request import read_command
 
@@ -30,6 +30,21 @@ def test_tf_config_from_our_identity() -> None:
     found = json.loads(json.dumps(tf_config(addresses, identity.rank)))
     assert found["cluster"]["worker"] == addresses
     assert found["task"] == {"type": "worker", "index": 1}
+
+
+def test_tf_config_with_parameter_servers() -> None:
+    found = [tf_config(["a", "b", "c", "d"], rank, num_servers=1) for rank in range(4)]
+    assert found[0]["cluster"] == {"chief": ["a"], "ps": ["b"], "worker": ["c", "d"]}
+    tasks = [tuple(each["task"].values()) for each in found]
+    assert tasks == [("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)]
+
+
+def test_too_few_ranks_for_the_parameter_servers_asked_for() -> None:
+    assert checked_servers(2, world_size=4, save_every="epoch") == 2
+    with pytest.raises(ConfigError, match="3 ranks are too few"):
+        checked_servers(2, world_size=3, save_every="epoch")
+    with pytest.raises(ConfigError, match="no step in common"):
+        checked_servers(1, world_size=4, save_every=10)
 
 
 def test_a_workers_address_is_one_that_can_be_taken() -> None:

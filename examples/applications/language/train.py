@@ -8,7 +8,10 @@ drivetrain train --nproc-per-node 2 examples/applications/language/train.py \
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from drivetrain import Task, Total, Trainer, load_config
+from drivetrain import History, Task, Total, Trainer, load_config
 
 DATA = Path(os.environ.get("DATA", "data/kernel-docs"))
 CONTEXT, VOCABULARY, END, IGNORED = 256, 4096, 0, -100
@@ -27,17 +30,20 @@ CONTEXT, VOCABULARY, END, IGNORED = 256, 4096, 0, -100
 class Packed(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Windows over documents that lie end to end; what follows an END is not predicted from it."""
 
-    def __init__(self, name: str) -> None:
-        self.tokens = np.load(DATA / f"{name}.npy", mmap_mode="r")
+    def __init__(
+        self, name: str, folder: Path = DATA, length: int = CONTEXT, end: int = END
+    ) -> None:
+        self.tokens = np.load(folder / f"{name}.npy", mmap_mode="r")
+        self.length, self.end = length, end
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // CONTEXT
+        return (len(self.tokens) - 1) // self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        start = index * CONTEXT
-        window = torch.from_numpy(self.tokens[start : start + CONTEXT + 1].astype(np.int64))
+        start = index * self.length
+        window = torch.from_numpy(self.tokens[start : start + self.length + 1].astype(np.int64))
         ids, targets = window[:-1], window[1:]
-        return ids, targets.masked_fill(ids == END, IGNORED)
+        return ids, targets.masked_fill(ids == self.end, IGNORED)
 
 
 def same_document(ids: torch.Tensor) -> torch.Tensor:
@@ -104,10 +110,15 @@ def loss(model: nn.Module, batch: Any) -> Total:
     return Total(total, (targets != IGNORED).sum())
 
 
-def main() -> None:
-    if not (DATA / "train.npy").exists():
-        raise SystemExit(f"{DATA} has no tokens: python {Path(__file__).with_name('prepare.py')}")
+def train(argv: list[str]) -> History:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens in a sample")
+    asked, words = parser.parse_known_args(argv)
     config = load_config(
+        argv=words,
         defaults={
             "name": "kernel-docs",
             "global_batch_size": 16,
@@ -122,9 +133,17 @@ def main() -> None:
                 "max_grad_norm": 1.0,
             },
             "evaluation": {"every_steps": 25, "batch_size": 16, "max_samples": 128},
-        }
+        },
     )
-    Trainer(Task(GPT, loss), config).fit(Packed("train"), Packed("val"))
+    model = partial(GPT, asked.width, asked.layers, asked.heads)
+    data = [Packed(name, DATA, asked.context) for name in ("train", "val")]
+    return Trainer(Task(model, loss), config).fit(*data)
+
+
+def main() -> None:
+    if not (DATA / "train.npy").exists():
+        raise SystemExit(f"{DATA} has no tokens: python {Path(__file__).with_name('prepare.py')}")
+    train(sys.argv[1:])
 
 
 if __name__ == "__main__":

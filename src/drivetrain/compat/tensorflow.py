@@ -6,6 +6,7 @@ TensorFlow computes, exchanges gradients and saves. From us come the workers' ad
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
@@ -38,14 +39,28 @@ LEGACY = "TF_USE_LEGACY_KERAS"
 """Keras 3's `fit` does not run under MultiWorkerMirroredStrategy; tf-keras's does."""
 _BACKUP = "tensorflow"
 """Beside the checkpoints of other runs, in the run's directory."""
+_POLL_S = 0.5
 
 
-def tf_config(addresses: Sequence[str], rank: int) -> dict[str, Any]:
-    """What TensorFlow reads of the variable TF_CONFIG: every worker, and which one this is."""
-    return {
-        "cluster": {"worker": list(addresses)},
-        "task": {"type": "worker", "index": rank},
-    }
+def tf_config(addresses: Sequence[str], rank: int, num_servers: int = 0) -> dict[str, Any]:
+    """What TensorFlow reads of the variable TF_CONFIG: who is where, and which of them this is.
+
+    With parameter servers the first rank coordinates, the next ones serve, the others compute.
+    """
+    first_worker = 1 + num_servers
+    cluster = {"worker": list(addresses)}
+    if num_servers:
+        cluster = {
+            "chief": list(addresses[:1]),
+            "ps": list(addresses[1:first_worker]),
+            "worker": list(addresses[first_worker:]),
+        }
+    index = rank
+    for job, members in cluster.items():
+        if index < len(members):
+            return {"cluster": cluster, "task": {"type": job, "index": index}}
+        index -= len(members)
+    raise ValueError(f"rank {rank} of {len(addresses)}")
 
 
 def own_address(identity: Identity) -> str:
@@ -79,6 +94,15 @@ class _Meeting:
             self._set("word", make())
         return self._get("word")
 
+    def leave(self) -> None:
+        """Tell the others that the first worker's script is over."""
+        self._set("over", "1")
+
+    def is_over(self) -> bool:
+        """Whether it has said so."""
+        found: bool = self._store.check([f"tensorflow/{self._attempt}/over"])
+        return found
+
     def _set(self, name: str, value: str) -> None:
         self._store.set(f"tensorflow/{self._attempt}/{name}", value)
 
@@ -91,8 +115,9 @@ class TensorFlowDistributedTrainer:
     """A Keras model over the devices of this machine, or over the ranks of `drivetrain train`.
 
     One process: MirroredStrategy. Several: MultiWorkerMirroredStrategy, its TF_CONFIG from the
-    launcher. A worker that dies takes the others down; the supervisor starts all of them again,
-    and `BackupAndRestore` resumes where it last saved.
+    launcher; or ParameterServerStrategy, with some of the ranks as servers. A worker that dies
+    takes the others down; the supervisor starts all of them again, and `BackupAndRestore` resumes
+    where it last saved.
     """
 
     def __init__(
@@ -103,11 +128,14 @@ class TensorFlowDistributedTrainer:
         output_dir: str = "runs",
         save_every: int | str = "epoch",
         tensorboard: bool = True,
+        parameter_servers: int = 0,
     ) -> None:
         """`model()` or `model(strategy)` builds and compiles; it is called inside the scope.
 
-        `save_every`: "epoch", or a number of steps. TensorFlow must not have been used before: a
-        worker's server is started here.
+        `save_every`: "epoch", or a number of steps. `parameter_servers`: so many of the ranks hold
+        the variables, rank 0 coordinates and the others compute, each at its own pace; their
+        scripts end in `fit`, with rank 0's. TensorFlow must not have been used before: a worker's
+        server is started here.
         """
         if not callable(model) or hasattr(model, "fit"):
             rule = "must be a function that builds and compiles the model"
@@ -121,7 +149,12 @@ class TensorFlowDistributedTrainer:
         self._build, self._epochs, self._save_every = model, epochs, save_every
         self._output_dir, self._sinks = Path(output_dir), ("tensorboard",) if tensorboard else ()
         self._identity = detect()
+        self._num_servers = checked_servers(
+            parameter_servers, self._identity.world_size, save_every
+        )
         self._meeting = None if self._identity.world_size == 1 else _Meeting(self._identity)
+        self._server: Any = None
+        """Of a rank that serves or computes for rank 0's coordinator."""
         self.strategy = self._make_strategy()
         self.model: Any = None
         self.run_dir: Path | None = None
@@ -134,15 +167,33 @@ class TensorFlowDistributedTrainer:
             remedy = f"pip install tf-keras, and set {LEGACY}=1 before tf.keras is first used"
             raise EnvironmentProblem([Problem("keras", rule, remedy, has_value=False)])
         addresses = self._meeting.all_addresses()
-        os.environ["TF_CONFIG"] = json.dumps(tf_config(addresses, self._identity.rank))
-        return self._tf.distribute.MultiWorkerMirroredStrategy()
+        found = tf_config(addresses, self._identity.rank, self._num_servers)
+        os.environ["TF_CONFIG"] = json.dumps(found)
+        if not self._num_servers:
+            return self._tf.distribute.MultiWorkerMirroredStrategy()
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # a lost worker is an error at once
+        resolver = self._tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if not self._identity.is_main:
+            job, index = resolver.task_type, resolver.task_id
+            self._server = self._tf.distribute.Server(resolver.cluster_spec(), job, index)
+            return None
+        atexit.register(self._meeting.leave)
+        return self._tf.distribute.ParameterServerStrategy(resolver)
 
     def fit(self, train_dataset: Any, validation_data: Any = None, **settings: Any) -> Any:
         """Keras's `fit`, in the run's directory; its History.
 
-        `train_dataset` is batched by the global batch; TensorFlow deals it to the workers.
+        `train_dataset` is batched by the global batch; TensorFlow deals it to the workers. With
+        parameter servers each worker reads all of it, `repeat()`ed, and takes its share of
+        `steps_per_epoch`; only rank 0 returns.
         """
         mark_training()
+        if self._server is not None:
+            self._serve()
+        if self._num_servers and not settings.get("steps_per_epoch"):
+            rule = "must be stated: with parameter servers no worker knows when an epoch is over"
+            remedy = "pass fit(…, steps_per_epoch=n)"
+            raise ConfigError([Problem("steps_per_epoch", rule, remedy, has_value=False)])
         takes_strategy = bool(inspect.signature(self._build).parameters)
         with self.strategy.scope():
             self.model = self._build(self.strategy) if takes_strategy else self._build()
@@ -151,7 +202,8 @@ class TensorFlowDistributedTrainer:
             backup = keras.BackupAndRestore(
                 str(directory.path / _BACKUP), save_freq=self._save_every
             )
-            recording = _recording(keras.Callback, recorder, self._identity, number)
+            progress = _Progress(recorder, self._identity, number)
+            recording = _recording(keras.Callback, progress, by_step=not self._num_servers)
             history = self.model.fit(
                 train_dataset,
                 validation_data=validation_data,
@@ -160,8 +212,17 @@ class TensorFlowDistributedTrainer:
                 verbose=settings.pop("verbose", 2 if self._identity.is_main else 0),
                 **settings,
             )
-            recorder.instant("run_end", steps=recording.step)
+            recorder.instant("run_end", steps=progress.step)
         return history
+
+    def _serve(self) -> None:
+        """For rank 0's coordinator, until its script is over; so is this one then."""
+        page = ProgressPage.of_this_rank(self._identity.local_rank)
+        with self._attempt():
+            while self._meeting is not None and not self._meeting.is_over():
+                page.note(Phase.EVALUATING)  # it answers; how fast, only the coordinator knows
+                time.sleep(_POLL_S)
+        raise SystemExit(0)
 
     @contextmanager
     def _attempt(self) -> Iterator[tuple[RunDirectory, Recorder, int]]:
@@ -205,38 +266,86 @@ class TensorFlowDistributedTrainer:
         }
 
 
-def _recording(base: type, recorder: Recorder, identity: Identity, attempt: int) -> Any:
-    """A callback of the Keras that is in use: each step's seconds, losses, and signs of life."""
+def checked_servers(num_servers: int, world_size: int, save_every: int | str) -> int:
+    """ConfigError where there are too few ranks, or what is asked for does not go with them."""
+    problems = []
+    if num_servers and world_size < num_servers + 2:
+        rule = f"{world_size} ranks are too few: one coordinates, and at least one must compute"
+        remedy = f"start {num_servers + 2} or more: drivetrain train --nproc-per-node …"
+        problems.append(Problem("parameter_servers", rule, remedy, num_servers))
+    if num_servers and save_every != "epoch":
+        rule = "workers with parameter servers have no step in common to save at"
+        problems.append(Problem("save_every", rule, 'use "epoch"', save_every))
+    if problems:
+        raise ConfigError(problems)
+    return num_servers
 
-    class Recording(base):  # type: ignore[misc]
-        """A step's seconds are one number: TensorFlow does not say which of them it exchanged."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.step = 0
-            self._page = ProgressPage.of_this_rank(identity.local_rank)
-            self._began_s = time.perf_counter()
+class _Progress:
+    """What this rank records of its training: seconds, losses, and signs of life.
 
+    A step's seconds are one number: TensorFlow does not say which of them it exchanged.
+    """
+
+    def __init__(self, recorder: Recorder, identity: Identity, attempt: int) -> None:
+        self.step = 0
+        self._recorder, self._attempt, self._is_main = recorder, attempt, identity.is_main
+        self._page = ProgressPage.of_this_rank(identity.local_rank)
+        self._began_s = time.perf_counter()
+
+    def resumed(self, step: int) -> None:
+        self.step = step
+        self._recorder.instant("resumed", step=step, attempt=self._attempt)
+
+    def begin(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def end_step(self) -> None:
+        self._end_steps(self.step + 1)
+        self._page.note(Phase.STEPPING, self.step)
+
+    def evaluating(self, step: int) -> None:
+        self._end_steps(step)
+        self._page.note(Phase.EVALUATING)
+
+    def end_epoch(self, step: int, logs: Any) -> None:
+        """`step`: done by now; those that nobody was told of have the mean of their seconds."""
+        self._end_steps(step)
+        if self._is_main:
+            values = {f"train/{name}": float(value) for name, value in (logs or {}).items()}
+            self._recorder.scalars(self.step, values)
+        self._page.note(Phase.SAVING, self.step)
+
+    def _end_steps(self, step: int) -> None:
+        took_s = (time.perf_counter() - self._began_s) / max(1, step - self.step)
+        for number in range(self.step + 1, step + 1):
+            times = StepTimes(number, self._began_s, 0.0, took_s, 0.0, 0.0, 0.0, 0.0)
+            self._recorder.step(times)
+            self._began_s += took_s
+        self.step = step
+
+
+def _recording(base: type, progress: _Progress, *, by_step: bool) -> Any:
+    """A callback of the Keras that is in use; with parameter servers it may not look at steps."""
+
+    class EpochRecording(base):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
-            self.step = int(self.model.optimizer.iterations.numpy())
-            recorder.instant("resumed", step=self.step, attempt=attempt)
+            progress.resumed(int(self.model.optimizer.iterations.numpy()))
 
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self._began_s = time.perf_counter()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.step += 1
-            took_s = time.perf_counter() - self._began_s
-            recorder.step(StepTimes(self.step, self._began_s, 0.0, took_s, 0.0, 0.0, 0.0, 0.0))
-            self._page.note(Phase.STEPPING, self.step)
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            progress.begin()
 
         def on_test_begin(self, logs: Any = None) -> None:
-            self._page.note(Phase.EVALUATING)
+            progress.evaluating(int(self.model.optimizer.iterations.numpy()))
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if identity.is_main:
-                values = {f"train/{name}": float(value) for name, value in (logs or {}).items()}
-                recorder.scalars(self.step, values)
-            self._page.note(Phase.SAVING)
+            progress.end_epoch(int(self.model.optimizer.iterations.numpy()), logs)
 
-    return Recording()
+    class StepRecording(EpochRecording):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            progress.begin()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            progress.end_step()
+
+    return StepRecording() if by_step else EpochRecording()
