@@ -115,11 +115,15 @@ def test_memory_by_stage_is_the_planners(ranks: int) -> None:
     )
     assert len(found) == 12
     for each, stages in found:
-        sizes = [parameters * each[name] for name in ("weights", "gradients", "optimizer")]
+        weights, gradients, state = (
+            parameters * each[name] for name in ("weights", "gradients", "optimizer")
+        )
         for stage, rank in enumerate(stages):
-            assert rank["total"] == pytest.approx(_planned(stage, ranks, *sizes))
+            planned = _planned(stage, ranks, weights, gradients, state)
+            assert rank["total"] == pytest.approx(planned)
         sharded = Use(Layout(dp_shard=ranks), FSDP())
-        assert stages[3]["total"] == pytest.approx(cost_model("fsdp").least_state(*sizes, sharded))
+        least = cost_model("fsdp").least_state(weights, gradients, state, sharded)
+        assert stages[3]["total"] == pytest.approx(least)
 
 
 @needs_node
