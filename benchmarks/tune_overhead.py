@@ -123,7 +123,7 @@ def _ray_trial(config: dict[str, Any]) -> dict[str, float]:
 
 
 def ray_alone(folder: Path, sampler: str, num_trials: int) -> None:
-    """Ray Tune's own loop; its workers are used again for the next trial, as it does by itself."""
+    """Ray Tune's own loop; a worker that is done takes the next trial."""
     import optuna
     from ray import tune
     from ray.tune.search.optuna import OptunaSearch

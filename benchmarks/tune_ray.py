@@ -58,7 +58,10 @@ def local_ray(num_cpus: int) -> Iterator[Path]:
 
 
 def fit(trainable: Any, space: dict[str, Any], folder: Path, **said: Any) -> Any:
-    """`tune.Tuner(…).fit()`: the results; `stop` is the run's, all others are TuneConfig's."""
+    """`tune.Tuner(…).fit()`: the results; `stop` is the run's, all others are TuneConfig's.
+
+    Workers are used again: else each trial would wait for a new process to import everything.
+    """
     from ray import tune
 
     stop = said.pop("stop", None)
@@ -66,7 +69,7 @@ def fit(trainable: Any, space: dict[str, Any], folder: Path, **said: Any) -> Any
         found = tune.Tuner(
             trainable,
             param_space=space,
-            tune_config=tune.TuneConfig(metric="loss", mode="min", **said),
+            tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True, **said),
             run_config=tune.RunConfig(storage_path=storage, stop=stop, verbose=0),
         ).fit()
     if found.errors:
