@@ -9,7 +9,7 @@ last evaluation, and its loss on images that no arm has seen.
                  `budget`), with trials trained in this process instead of launched
     optuna       study.ask and tell with its pruners, TPE
     ray tune     Ray Tune's own loop, one trial at a time so that it always knows all results;
-                 members of its PBT take turns on four workers (left out where Ray is not installed)
+                 members of its PBT take turns on two workers (left out where Ray is not installed)
 
 and beside it what early stopping saves: the same drawn trials, all to their end and by halving.
 """
@@ -42,10 +42,12 @@ from drivetrain.tune.settings import Settings, Study
 
 BUDGET = 16 * LAST
 POPULATION = BUDGET // LAST
+PERTURBED = 3 * EVERY
+"""Steps after which members of a population are compared, ours and Ray's."""
 NUM_SEEDS = 5
 NUM_DRAWN = 108
 """Trials of the comparison with and without early stopping."""
-_RAY_WORKERS = 4
+_RAY_WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def ray_tune(arm: str, seed: int, folder: Path, *, is_population: bool) -> Resul
         said: dict[str, Any] = {
             "scheduler": PopulationBasedTraining(
                 "step",
-                perturbation_interval=EVERY,
+                perturbation_interval=PERTURBED,
                 hyperparam_mutations=dict(space),
                 custom_explore_fn=_within,
             ),
@@ -231,7 +233,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "drivetrain, halving, stop, generation 3": {"rungs": RUNGS, "promote": "stop", "generation": 3},
     "drivetrain, population": {
         "sampler": "random",
-        "rungs": tuple(range(EVERY, LAST, EVERY)),
+        "rungs": tuple(range(PERTURBED, LAST, PERTURBED)),
         "population": POPULATION,
         "generation": POPULATION,
         "num_trials": POPULATION,
