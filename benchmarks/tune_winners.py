@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tune_winners FOLDER`: does the winner change with the number of workers?
+"""`python -m benchmarks.tune_winners FOLDER [ARM …]`: does the winner depend on the workers?
 
 The same space, the same seeds and the same objective, whose value is a function of the parameters;
 each trial takes a few milliseconds, which are a function of its parameters too. Every arm uses
@@ -25,7 +25,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -35,8 +35,8 @@ from benchmarks import tune_ray
 
 WORKERS = (1, 2, 4, 8)
 NUM_SEEDS = 10
-_NUM_SEEDS_OF_RAY = 5
-"""One study takes it ten seconds and more."""
+_MOST_OF_RAY = {"seed": 4, "workers": 4}
+"""Seeds, and workers at a time: each worker of each study is a new process, of seconds."""
 NUM_TRIALS = 24
 STEPS = (1, 3, 9)
 """Where a trial that may be stopped is judged; the last is its end."""
@@ -193,7 +193,7 @@ def measure(arms: Iterable[str], workers: Iterable[int], num_seeds: int) -> list
     given, nums = tuple(arms), tuple(workers)
     with ExitStack() as stack:
         if _RAY in given:
-            stack.enter_context(tune_ray.local_ray(max(nums)))
+            stack.enter_context(tune_ray.local_ray(_MOST_OF_RAY["workers"]))
         return [
             {
                 "arm": arm,
@@ -206,7 +206,7 @@ def measure(arms: Iterable[str], workers: Iterable[int], num_seeds: int) -> list
             for num in nums
             for turn in range(2 if num == 1 else 1)
             for arm in given
-            if arm != _RAY or seed < _NUM_SEEDS_OF_RAY
+            if arm != _RAY or (seed < _MOST_OF_RAY["seed"] and num <= _MOST_OF_RAY["workers"])
         ]
 
 
@@ -233,20 +233,25 @@ def table(found: list[dict[str, Any]]) -> str:
         "| --- |" + " ---: |" * len(workers),
     ]
     for arm in dict.fromkeys(each["arm"] for each in found):
-        cells = ["{} of {}".format(*changed(found, arm, num)) for num in workers]
+        counts = [changed(found, arm, num) for num in workers]
+        cells = ["{} of {}".format(*each) if each[1] else "not run" for each in counts]
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def main(folder: Path) -> None:
-    """Write both files, and print the table."""
+def main(folder: Path, only: Sequence[str]) -> None:
+    """Write both files, and print the table; what was found of other arms before is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     has_ray = importlib.util.find_spec("ray") is not None
-    found = measure([arm for arm in ARMS if arm != _RAY or has_ray], WORKERS, NUM_SEEDS)
-    (folder / "winners.json").write_text(json.dumps(found, indent=1) + "\n")
+    arms = [arm for arm in only or ARMS if arm != _RAY or has_ray]
+    file = folder / "winners.json"
+    before = json.loads(file.read_text()) if only and file.exists() else []
+    found = [each for each in before if each["arm"] not in arms]
+    found += measure(arms, WORKERS, NUM_SEEDS)
+    file.write_text(json.dumps(found, indent=1) + "\n")
     (folder / "winners.md").write_text(table(found))
     print(table(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
