@@ -24,7 +24,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -265,24 +265,20 @@ def arms(folder: Path | None) -> dict[str, Arm]:
     return found
 
 
-def measure(seeds: Iterable[int], *, has_ray: bool) -> list[Result]:
+def measure(seeds: Iterable[int], *, has_ray: bool) -> Iterator[list[Result]]:
     """Every arm with a seed before the next seed, in an order that turns."""
-    found = []
     with ExitStack() as stack:
         folder = stack.enter_context(tune_ray.local_ray(_RAY_WORKERS)) if has_ray else None
         every = arms(folder)
         for seed in seeds:
             names = [*every][seed % len(every) :] + [*every][: seed % len(every)]
-            for name in names:
-                found.append(every[name](name, seed))
-                print(found[-1], file=sys.stderr, flush=True)
-    return found
+            yield [every[name](name, seed) for name in names]
 
 
-def saving(seeds: Iterable[int]) -> list[Result]:
+def saving(seed: int) -> list[Result]:
     """The same trials, drawn at random, with and without early stopping."""
     said: dict[str, Any] = {"num_trials": NUM_DRAWN, "sampler": "random", "most": 0}
-    return [ours(arm, seed, **{**said, **more}) for seed in seeds for arm, more in SAVING.items()]
+    return [ours(arm, seed, **{**said, **more}) for arm, more in SAVING.items()]
 
 
 def table(found: Sequence[Result], saved: Sequence[Result], machine: str) -> str:
@@ -327,19 +323,18 @@ def _figures(rows: Sequence[Result]) -> str:
 
 
 def main(folder: Path, num_seeds: int) -> None:
-    """Write both files, and print the table."""
+    """Write both files, anew after each seed, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
-    seeds = range(num_seeds)
-    found = measure(seeds, has_ray=importlib.util.find_spec("ray") is not None)
-    saved = saving(seeds)
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    document = {
-        "machine": machine,
-        "samples": [asdict(each) for each in found],
-        "saving": [asdict(each) for each in saved],
-    }
-    (folder / "quality.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "quality.md").write_text(table(found, saved, machine))
+    found, saved = list[Result](), list[Result]()
+    has_ray = importlib.util.find_spec("ray") is not None
+    for results in measure(range(num_seeds), has_ray=has_ray):
+        found += results
+        saved += saving(results[0].seed)
+        samples = {"samples": [*map(asdict, found)], "saving": [*map(asdict, saved)]}
+        document = {"machine": machine, **samples}
+        (folder / "quality.json").write_text(json.dumps(document, indent=1) + "\n")
+        (folder / "quality.md").write_text(table(found, saved, machine))
     print(table(found, saved, machine))
 
 
