@@ -34,11 +34,11 @@ parameters:
 """
 RANKS = ("--nproc-per-trial=2", "--parallel-trials=2")
 SEARCHES: dict[str, tuple[str, ...]] = {
-    "random": ("--trials=6", "--sampler=random"),
+    "random": ("--trials=4", "--sampler=random"),
     "TPE": ("--trials=14", "--generation=5"),
-    "halving, pause": ("--trials=9", "--generation=9", "--rungs=30"),
-    "halving, stop": ("--trials=9", "--generation=3", "--rungs=30", "--promote=stop"),
-    "population": ("--population=4", "--rungs=30,60", "--sampler=random"),
+    "halving, pause": ("--trials=6", "--generation=6", "--rungs=30"),
+    "halving, stop": ("--trials=6", "--generation=3", "--rungs=30", "--promote=stop"),
+    "population": ("--population=3", "--rungs=30,60", "--sampler=random"),
 }
 
 
