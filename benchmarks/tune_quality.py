@@ -24,8 +24,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -253,26 +252,27 @@ SAVING: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def arms(folder: Path | None) -> dict[str, Arm]:
-    """All of them; Ray's where it runs, with a folder for its studies."""
+def here() -> dict[str, Arm]:
+    """Arms of this process."""
     found: dict[str, Arm] = {arm: partial(ours, **said) for arm, said in OURS.items()}
-    found |= {arm: partial(optuna_alone, pruner=pruner) for arm, pruner in OPTUNA.items()}
-    if folder is not None:
-        found |= {
-            arm: partial(ray_tune, folder=folder, is_population=is_population)
-            for arm, is_population in RAY.items()
-        }
-    return found
+    return found | {arm: partial(optuna_alone, pruner=pruner) for arm, pruner in OPTUNA.items()}
 
 
-def measure(seeds: Iterable[int], *, has_ray: bool) -> Iterator[list[Result]]:
-    """Every arm with a seed before the next seed, in an order that turns."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tune_ray.local_ray(_RAY_WORKERS)) if has_ray else None
-        every = arms(folder)
-        for seed in seeds:
-            names = [*every][seed % len(every) :] + [*every][: seed % len(every)]
-            yield [every[name](name, seed) for name in names]
+def on_ray(folder: Path) -> dict[str, Arm]:
+    return {
+        arm: partial(ray_tune, folder=folder, is_population=is_population)
+        for arm, is_population in RAY.items()
+    }
+
+
+def measure(seeds: Sequence[int], *, has_ray: bool) -> Iterator[list[Result]]:
+    """Seed by seed. Ray's come last: no loss depends on what runs beside it, and Ray takes long."""
+    for seed in seeds:
+        yield [run(arm, seed) for arm, run in here().items()] + saving(seed)
+    if has_ray:
+        with tune_ray.local_ray(_RAY_WORKERS) as folder:
+            for seed in seeds:
+                yield [run(arm, seed) for arm, run in on_ray(folder).items()]
 
 
 def saving(seed: int) -> list[Result]:
@@ -281,13 +281,14 @@ def saving(seed: int) -> list[Result]:
     return [ours(arm, seed, **{**said, **more}) for arm, more in SAVING.items()]
 
 
-def table(found: Sequence[Result], saved: Sequence[Result], machine: str) -> str:
+def table(found: Sequence[Result], machine: str) -> str:
     """For people."""
+    most = len({each.seed for each in found})
     lines = [
         "# What is found with the same number of training steps",
         "",
         f"`benchmarks/tune_quality.py` ({machine}): digits, {BUDGET:,} training steps in all,"
-        f" {LAST} a trial at most; seeds: {len({each.seed for each in found})}. Loss of the trial"
+        f" {LAST} a trial at most; seeds: {most}. Loss of the trial"
         " that each tool names as its best: median, and least to most over the seeds. Test: on"
         " images that no arm has seen.",
         "",
@@ -297,7 +298,8 @@ def table(found: Sequence[Result], saved: Sequence[Result], machine: str) -> str
     for arm in (*OURS, *OPTUNA, *RAY):
         rows = [each for each in found if each.arm == arm]
         if rows:
-            lines.append(f"| {arm} | {_figures(rows)} |")
+            seeds = f" ({len(rows)} seeds)" if len(rows) < most else ""
+            lines.append(f"| {arm}{seeds} | {_figures(rows)} |")
     lines += [
         "",
         f"**What early stopping saves.** The same {NUM_DRAWN} trials, drawn at random, without a"
@@ -307,7 +309,7 @@ def table(found: Sequence[Result], saved: Sequence[Result], machine: str) -> str
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for arm in SAVING:
-        rows = [each for each in saved if each.arm == arm]
+        rows = [each for each in found if each.arm == arm]
         share = median(each.steps for each in rows) / (NUM_DRAWN * LAST)
         lines.append(f"| {arm} | {_figures(rows)} | 1/{1 / share:.1f} |")
     return "\n".join([*lines, ""])
@@ -326,16 +328,14 @@ def main(folder: Path, num_seeds: int) -> None:
     """Write both files, anew after each seed, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    found, saved = list[Result](), list[Result]()
+    found = list[Result]()
     has_ray = importlib.util.find_spec("ray") is not None
     for results in measure(range(num_seeds), has_ray=has_ray):
         found += results
-        saved += saving(results[0].seed)
-        samples = {"samples": [*map(asdict, found)], "saving": [*map(asdict, saved)]}
-        document = {"machine": machine, **samples}
+        document = {"machine": machine, "samples": [*map(asdict, found)]}
         (folder / "quality.json").write_text(json.dumps(document, indent=1) + "\n")
-        (folder / "quality.md").write_text(table(found, saved, machine))
-    print(table(found, saved, machine))
+        (folder / "quality.md").write_text(table(found, machine))
+    print(table(found, machine))
 
 
 if __name__ == "__main__":
