@@ -33,6 +33,7 @@ from typing import Any
 
 from benchmarks import tune_ray
 from benchmarks.reading.bench import timed
+from drivetrain.core.requirements import require
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
@@ -176,8 +177,7 @@ def one(arm: str, sampler: str, num_trials: int) -> dict[str, Any]:
 
 def _cpu_s() -> float:
     """Of this process and those below it that live."""
-    import psutil
-
+    psutil = require("psutil", extra="system")
     own = psutil.Process()
     found = 0.0
     for each in (own, *own.children(recursive=True)):

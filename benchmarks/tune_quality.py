@@ -186,7 +186,7 @@ def ray_tune(arm: str, seed: int, folder: Path, *, is_population: bool) -> Resul
         for key, given in RANGES.items()
     }
 
-    class Spent(tune.Stopper):  # type: ignore[misc,name-defined]
+    class Spent(tune.Stopper):  # type: ignore[misc]
         steps = 0
 
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
