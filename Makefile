@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults figures forks fuzz \
-  gpu-smoke horovod labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-overhead tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
+  gpu-smoke horovod labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -156,10 +156,16 @@ tune-workers:                     ## 32 trials by halving and as a population, o
 tune-waiting:                     ## how long workers wait for a deterministic schedule, simulated by its own decisions
 	$(BIN)/python -m benchmarks.tune_waiting benchmarks/results/tune
 
-tune-winners:                     ## how often the winner changes with the number of workers: ours, and Optuna alone (minutes)
+tune-quality:                     ## what ours, Optuna and Ray Tune find with the same number of training steps, and what early stopping saves (minutes)
+	$(BIN)/python -m benchmarks.tune_quality benchmarks/results/tune
+
+tune-fashion:                     ## studies on Fashion-MNIST, 2 ranks a trial: random, TPE, halving in both forms, a population (minutes)
+	$(BIN)/python -m benchmarks.tune_fashion benchmarks/results/tune
+
+tune-winners:                     ## how often the winner changes with the number of workers: ours, Optuna, Ray Tune if it is there (minutes)
 	$(BIN)/python -m benchmarks.tune_winners benchmarks/results/tune
 
-tune-overhead:                    ## a study's own cost beside Optuna alone; 10,000 trials in one study
+tune-overhead:                    ## a study's own cost beside Optuna alone and Ray Tune, if it is there; 10,000 trials in one study
 	$(BIN)/python -m benchmarks.tune_overhead benchmarks/results/tune
 
 forks:                            ## 50 forks of a population beside their donors, and 20 kills during forks, into benchmarks/results/tune

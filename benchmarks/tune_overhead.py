@@ -7,6 +7,8 @@ the same space one trial after the other, each in a process of its own, in turns
     drivetrain        `Driver` itself; every line of its journal is on disk (fsync) before the next
     optuna, memory    study.ask(), suggest, study.tell(), in memory
     optuna, journal   the same with JournalStorage(JournalFileBackend), as a study that survives
+    ray tune          tune.Tuner.fit() of a function, one trial at a time, with OptunaSearch; Ray is
+                      started before the clock is (left out where it is not installed)
 
 and after that one study of 10,000 trials, and `tune ls` and `tune show` on it.
 """
@@ -14,6 +16,7 @@ and after that one study of 10,000 trials, and `tune ls` and `tune show` on it.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -23,11 +26,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import tune_ray
 from benchmarks.reading.bench import timed
+from drivetrain.core.requirements import require
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
@@ -39,7 +45,8 @@ from drivetrain.tune.settings import Settings, open_study
 from drivetrain.tune.space import Choice, Float, Int, Space
 from drivetrain.tune.trial_run import Runner
 
-ARMS = ("drivetrain", "optuna, memory", "optuna, journal")
+_RAY = "ray tune"
+ARMS = ("drivetrain", "optuna, memory", "optuna, journal", _RAY)
 SAMPLERS = ("random", "tpe")
 NUM_TRIALS = 1_000
 LARGE = 10_000
@@ -112,16 +119,49 @@ def optuna_alone(folder: Path, sampler: str, num_trials: int, *, on_disk: bool) 
         study.tell(trial, loss_of(values))
 
 
+def _ray_trial(config: dict[str, Any]) -> dict[str, float]:
+    return {"loss": loss_of(config)}
+
+
+def ray_alone(folder: Path, sampler: str, num_trials: int) -> None:
+    """Ray Tune's own loop; a worker that is done takes the next trial."""
+    import optuna
+    from ray import tune
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+    space = {
+        "optimization.learning_rate": tune.loguniform(1e-4, 1e-1),
+        "optimization.weight_decay": tune.uniform(0.0, 0.1),
+        "optimization.warmup_steps": tune.randint(0, 101),
+        "optimization.optimizer": tune.choice(["adamw", "sgd"]),
+    }
+    tune_ray.fit(
+        _ray_trial,
+        space,
+        folder,
+        search_alg=OptunaSearch(sampler=samplers[sampler](seed=0)),
+        num_samples=num_trials,
+        max_concurrent_trials=1,
+    )
+
+
 def one(arm: str, sampler: str, num_trials: int) -> dict[str, Any]:
-    """One sample, in this process."""
-    with tempfile.TemporaryDirectory(prefix="tune-overhead-") as name:
+    """One sample, in this process, and in what Ray has started beside it."""
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="tune-overhead-"))
         folder = Path(name) / "study"
         folder.mkdir()
         import optuna  # noqa: F401 - not part of what is measured
 
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        if arm == _RAY:
+            stack.enter_context(tune_ray.local_ray(1))
+        began_s, began_cpu_s = time.perf_counter(), _cpu_s()
         if arm == "drivetrain":
             drive(folder, sampler, num_trials)
+        elif arm == _RAY:
+            ray_alone(folder, sampler, num_trials)
         else:
             optuna_alone(folder, sampler, num_trials, on_disk=arm == "optuna, journal")
         return {
@@ -129,10 +169,21 @@ def one(arm: str, sampler: str, num_trials: int) -> dict[str, Any]:
             "sampler": sampler,
             "trials": num_trials,
             "seconds": time.perf_counter() - began_s,
-            "cpu_s": time.process_time() - began_cpu_s,
+            "cpu_s": _cpu_s() - began_cpu_s,
             "memory_bytes": _memory_bytes(),
             "load": os.getloadavg()[0],
         }
+
+
+def _cpu_s() -> float:
+    """Of this process and those below it that live."""
+    psutil = require("psutil", extra="system")
+    own = psutil.Process()
+    found = 0.0
+    for each in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            found += sum(each.cpu_times()[:2])
+    return found
 
 
 def large() -> dict[str, Any]:
@@ -167,8 +218,10 @@ def measure(folder: Path, rounds: int) -> str:
     """All arms in turns; raw samples and the table."""
     folder.mkdir(parents=True, exist_ok=True)
     samples = []
+    has_ray = importlib.util.find_spec("ray") is not None
+    arms = [arm for arm in ARMS if arm != _RAY or has_ray]
     for number in range(rounds):
-        turned = ARMS[number % len(ARMS) :] + ARMS[: number % len(ARMS)]
+        turned = arms[number % len(arms) :] + arms[: number % len(arms)]
         for sampler in SAMPLERS:
             samples += [_in_a_process(arm, sampler, str(NUM_TRIALS)) for arm in turned]
     found = {
@@ -185,7 +238,8 @@ def measure(folder: Path, rounds: int) -> str:
 def table(found: dict[str, Any]) -> str:
     """For people."""
     loads = [each["load"] for each in found["samples"]]
-    rounds = len(found["samples"]) // len(ARMS) // len(SAMPLERS)
+    arms = [arm for arm in ARMS if any(each["arm"] == arm for each in found["samples"])]
+    rounds = len(found["samples"]) // len(arms) // len(SAMPLERS)
     said = "The machine was busy with other things: only the processor's seconds can be compared."
     busy = ["", said] if max(loads) > (os.cpu_count() or 1) + 1 else []
     lines = [
@@ -200,7 +254,7 @@ def table(found: dict[str, Any]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for sampler in SAMPLERS:
-        for arm in ARMS:
+        for arm in arms:
             of_arm = [s for s in found["samples"] if (s["arm"], s["sampler"]) == (arm, sampler)]
             lines.append(_row(sampler, arm, of_arm))
     whole = found["large"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tune_winners import ARMS, changed, table
+from benchmarks.tune_winners import ARMS, STEPS, changed, loss_of, seconds_of, seconds_to, table
 
 pytest.importorskip("optuna")
 
@@ -21,8 +21,18 @@ def test_winners_are_held_against_the_first_round_on_one_worker() -> None:
     assert "| ours | 1 of 2 | 1 of 2 |" in table(found)
 
 
+def test_trials_that_may_be_stopped_come_to_the_same_end_in_the_same_time() -> None:
+    keys = ("optimization.learning_rate", "optimization.weight_decay", "optimization.momentum")
+    values = dict(zip(keys, (0.03, 0.70005, 0.3), strict=True))
+    assert sum(seconds_to(values, step) for step in STEPS) == pytest.approx(seconds_of(values))
+    assert loss_of(values) == loss_of(values, STEPS[-1]) < loss_of(values, 3) < loss_of(values, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_ours_does_not_change() -> None:
-    arm = ARMS["drivetrain, deterministic"]
+@pytest.mark.parametrize(
+    "name", ["drivetrain, deterministic", "drivetrain, halving, deterministic"]
+)
+def test_ours_does_not_change(name: str) -> None:
+    arm = ARMS[name]
     assert arm(0, 1) == arm(0, 4) != arm(1, 4)
