@@ -2,7 +2,7 @@
 #
 #   docker build -f project.Dockerfile -t registry.example.com/team/gpt:1.4.2 .
 #   drivetrain train --on kubernetes --image registry.example.com/team/gpt:1.4.2 --claim runs train.py
-ARG BASE=drivetrain:0.1
+ARG BASE=drivetrain:0.2
 FROM ${BASE}
 USER root
 COPY requirements.txt /tmp/requirements.txt
