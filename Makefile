@@ -54,7 +54,7 @@ layers:                           ## imports only point down
 check: lint types layers check-tests  ## everything that can be said in ten minutes
 
 check-tests:                      ## every test that takes less than ten seconds
-	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not slow and not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/pytest -m "alone and not slow" tests/unit tests/launch
 
 check-min:                        ## a first green test: the core, and two ranks that train; needs setup-min only
@@ -154,19 +154,19 @@ tune-workers:                     ## 32 trials by halving and as a population, o
 	$(BIN)/python -m tests.tune.workers benchmarks/results/tune
 
 tune-waiting:                     ## how long workers wait for a deterministic schedule, simulated by its own decisions
-	$(BIN)/python -m benchmarks.tune_waiting benchmarks/results/tune
+	$(BIN)/python -m benchmarks.tune.waiting benchmarks/results/tune
 
 tune-quality:                     ## what ours, Optuna and Ray Tune find with the same number of training steps, and what early stopping saves (minutes)
-	$(BIN)/python -m benchmarks.tune_quality benchmarks/results/tune
+	$(BIN)/python -m benchmarks.tune.quality benchmarks/results/tune
 
 tune-fashion:                     ## studies on Fashion-MNIST, 2 ranks a trial: random, TPE, halving in both forms, a population (minutes)
-	$(BIN)/python -m benchmarks.tune_fashion benchmarks/results/tune
+	$(BIN)/python -m benchmarks.tune.fashion benchmarks/results/tune
 
 tune-winners:                     ## how often the winner changes with the number of workers: ours, Optuna, Ray Tune if it is there (minutes)
-	$(BIN)/python -m benchmarks.tune_winners benchmarks/results/tune
+	$(BIN)/python -m benchmarks.tune.winners benchmarks/results/tune
 
 tune-overhead:                    ## a study's own cost beside Optuna alone and Ray Tune, if it is there; 10,000 trials in one study
-	$(BIN)/python -m benchmarks.tune_overhead benchmarks/results/tune
+	$(BIN)/python -m benchmarks.tune.overhead benchmarks/results/tune
 
 forks:                            ## 50 forks of a population beside their donors, and 20 kills during forks, into benchmarks/results/tune
 	$(BIN)/python -m tests.tune.forks benchmarks/results/tune

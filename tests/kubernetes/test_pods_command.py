@@ -16,7 +16,11 @@ from drivetrain.testing.hosts import hosts_available, make_hosts
 from tests.doctor.planted import clean_environment
 
 REASON = hosts_available()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON or "")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(bool(REASON), reason=REASON or ""),
+]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -61,6 +61,8 @@ def test_several_models_and_losses_over_the_batch_of_all_ranks(tmp_path: Path, n
     assert float(last_loss(run(tmp_path, *words), 4)) < 10
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_every_collective_shows_what_it_does(tmp_path: Path) -> None:
     launch = ["-m", "drivetrain", "train", "--nproc-per-node=4", "--spares=0"]
     output = run(tmp_path, *launch, str(EXAMPLES / "collectives.py"))

@@ -158,6 +158,8 @@ def test_the_front_door_uses_ranks_that_are_there(tmp_path: Path) -> None:
     assert "accumulation 2 × 2 ranks" in result.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_failing_rank_of_the_front_door_says_why(tmp_path: Path) -> None:
     result = run_front_door(tmp_path, "train.py", "fail")
     assert result.returncode != 0

@@ -74,7 +74,9 @@ def test_it_is_not_forked_once_an_import_has_touched_an_accelerator(
     assert done.stdout.strip() == state
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize(
+    "reads", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_it_ends_in_silence_when_the_supervisor_leaves_early(reads: bool) -> None:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(

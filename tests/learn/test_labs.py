@@ -56,6 +56,7 @@ def test_every_hint_that_a_check_names_exists(lab: Exercise) -> None:
 def test_labs_are_started_by_their_name(tmp_path: Path) -> None:
     said: list[str] = []
     session.start(phase_numbered("labs"), tmp_path, said.append)
+    assert not list(tmp_path.glob("test_phase*.py"))
     folder = LearnerFolder.around(tmp_path)
     assert all(folder.file_of(lab).is_file() for lab in LABS)
     said.clear()

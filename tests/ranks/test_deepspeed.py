@@ -149,6 +149,8 @@ def counted_weights(folder: str) -> tuple[int, int]:
     return hook.num_weights, hook.num_here
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_partitioned_weights_are_counted_whole(tmp_path: Path) -> None:
     expected = sum(p.numel() for p in gpt_task().model().parameters())
     assert run_ranks(counted_weights, 2, args=(str(tmp_path),)) == [(expected, 0)] * 2

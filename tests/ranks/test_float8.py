@@ -75,6 +75,8 @@ def two_ranks(folder: str) -> list[list[float]]:
     return [ddp, fsdp]
 
 
+@pytest.mark.slow
+@pytest.mark.long  # the parity matrix has it at more layouts
 @pytest.mark.timeout(120)
 def test_the_numbers_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
     found = run_ranks(two_ranks, 3, 100, (str(tmp_path),))[0]

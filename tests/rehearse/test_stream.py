@@ -24,9 +24,8 @@ Trainer(task, load_config(defaults={"global_batch_size": 512, "micro_batch_size"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sharding", ["same_stream", pytest.param("already_sharded", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("sharding", ["same_stream", "already_sharded"])
 def test_what_is_read_is_not_the_models_memory(sharding: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tune_digits import EVERY, LAST, RANGES, Training
-from benchmarks.tune_quality import OURS, PERTURBED, Result, ours, table
+from benchmarks.tune.digits import EVERY, LAST, RANGES, Training
+from benchmarks.tune.quality import OURS, PERTURBED, Result, ours, table
 
 pytest.importorskip("optuna")
 pytest.importorskip("sklearn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tune_waiting import LAST_STEP, simulate
+from benchmarks.tune.waiting import LAST_STEP, simulate
 from drivetrain.tune.settings import Settings
 
 

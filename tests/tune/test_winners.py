@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tune_winners import ARMS, STEPS, changed, loss_of, seconds_of, seconds_to, table
+from benchmarks.tune.winners import ARMS, STEPS, changed, loss_of, seconds_of, seconds_to, table
 
 pytest.importorskip("optuna")
 

@@ -73,7 +73,9 @@ def peak_of_export(source: Path, target: Path) -> int:
     return int(said.split()[-1]) * 1024
 
 
-@pytest.mark.parametrize("target", ["folder", "weights.pt"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("folder", marks=[pytest.mark.slow, pytest.mark.long]), "weights.pt"]
+)
 def test_a_large_model_takes_no_more_than_a_small_one(target: str, tmp_path: Path) -> None:
     peaks = {}
     for name, num_bytes in (("small", 1 << 20), ("large", LARGE_BYTES)):

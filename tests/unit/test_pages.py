@@ -50,6 +50,7 @@ def test_keys_are_readable_on_a_narrow_terminal() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_first_script_trains_the_same_on_two_processes(tmp_path: Path) -> None:
     code = re.search(r"```python title=\"first.py\"\n(.*?)```", _page("first-script.md"), re.DOTALL)
     assert code is not None

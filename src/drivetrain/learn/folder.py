@@ -55,14 +55,14 @@ class LearnerFolder:
 
     def start(self, phase: Phase) -> list[Path]:
         """Copy a phase's files; those that were written."""
-        source = COURSE / phase.folder
-        return self.copy(
-            [
-                (source / "guidelines.md", f"{phase.folder}/guidelines.md"),
-                *((each.template, each.file) for each in exercises_of(phase)),
-                (COURSE / "test_phase.py", f"test_phase{phase.number}.py"),
-            ]
-        )
+        guidelines = COURSE / phase.folder / "guidelines.md"
+        files = [
+            (guidelines, f"{phase.folder}/guidelines.md"),
+            *((each.template, each.file) for each in exercises_of(phase)),
+        ]
+        if phase in PHASES:  # labs are checked one by one: each starts a cluster
+            files.append((COURSE / "test_phase.py", f"test_phase{phase.number}.py"))
+        return self.copy(files)
 
     def copy(self, files: Sequence[tuple[Path, str]]) -> list[Path]:
         """Copy what is not there yet; nothing of the learner's is ever overwritten."""

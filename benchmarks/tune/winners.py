@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tune_winners FOLDER [ARM …]`: does the winner depend on the workers?
+"""`python -m benchmarks.tune.winners FOLDER [ARM …]`: does the winner depend on the workers?
 
 The same space, the same seeds and the same objective, whose value is a function of the parameters;
 each trial takes a few milliseconds, which are a function of its parameters too. Every arm uses
@@ -31,7 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tune_ray
+from benchmarks.tune import local_ray
 
 WORKERS = (1, 2, 4, 8)
 NUM_SEEDS = 10
@@ -163,7 +163,7 @@ def ray_tune(seed: int, num_workers: int) -> Winner:
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    found = tune_ray.fit(
+    found = local_ray.fit(
         _ray_trial,
         {key: tune.uniform(*ends) for key, ends in _RANGES.items()},
         Path(tempfile.gettempdir()),
@@ -193,7 +193,7 @@ def measure(arms: Iterable[str], workers: Iterable[int], num_seeds: int) -> list
     given, nums = tuple(arms), tuple(workers)
     with ExitStack() as stack:
         if _RAY in given:
-            stack.enter_context(tune_ray.local_ray(_MOST_OF_RAY["workers"]))
+            stack.enter_context(local_ray.started(_MOST_OF_RAY["workers"]))
         return [
             {
                 "arm": arm,
@@ -226,7 +226,7 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = [
         "# How often the winner changes with the number of workers",
         "",
-        f"`benchmarks/tune_winners.py`: TPE, {NUM_TRIALS} trials, a loss and a duration that are"
+        f"`benchmarks/tune/winners.py`: TPE, {NUM_TRIALS} trials, a loss and a duration that are"
         " functions of the parameters. Seeds that end with another winner than on one worker.",
         "",
         f"| | {heads} |",

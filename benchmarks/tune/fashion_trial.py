@@ -1,4 +1,4 @@
-"""One trial of `benchmarks.tune_fashion`: a small convolutional network on Fashion-MNIST.
+"""One trial of `benchmarks.tune.fashion`: a small convolutional network on Fashion-MNIST.
 
 The data are Debian's (`apt-get install dataset-fashion-mnist`): 60,000 images to train on and
 10,000 to validate with, each of them at every evaluation.

@@ -1,4 +1,4 @@
-"""The trials of `benchmarks.tune_quality`: a small network on the digits, the same for every arm.
+"""The trials of `benchmarks.tune.quality`: a small network on the digits, the same for every arm.
 
 In a module of its own, which Ray's workers import.
 """

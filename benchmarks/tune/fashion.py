@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tune_fashion FOLDER [SEARCH …]`: real studies on Fashion-MNIST.
+"""`python -m benchmarks.tune.fashion FOLDER [SEARCH …]`: real studies on Fashion-MNIST.
 
 Each is `drivetrain tune` as one would type it: trials are launched runs of two ranks, each judged
 by the loss over all 10,000 validation images. Small and short: what is shown is that the searches
@@ -24,8 +24,8 @@ from drivetrain.tune import decide
 from drivetrain.tune.journal import State, read_journal
 from drivetrain.tune.settings import load_study
 
-ROOT = Path(__file__).parents[1]
-SCRIPT = "benchmarks/tune_fashion_trial.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = "benchmarks/tune/fashion_trial.py"
 SPACE = """
 parameters:
   optimization.learning_rate: {low: 1e-3, high: 1.0, log: true}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tune_overhead FOLDER`: what a study costs beside its trials.
+"""`python -m benchmarks.tune.overhead FOLDER`: what a study costs beside its trials.
 
 Trials are computed instead of trained, and are over as soon as they are submitted: what is left is
 the driver with its journal on disk, the sampler, and Optuna's journal beside it. The arms ask for
@@ -31,8 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import tune_ray
 from benchmarks.reading.bench import timed
+from benchmarks.tune import local_ray
 from drivetrain.core.requirements import require
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State as JobState
@@ -137,7 +137,7 @@ def ray_alone(folder: Path, sampler: str, num_trials: int) -> None:
         "optimization.warmup_steps": tune.randint(0, 101),
         "optimization.optimizer": tune.choice(["adamw", "sgd"]),
     }
-    tune_ray.fit(
+    local_ray.fit(
         _ray_trial,
         space,
         folder,
@@ -156,7 +156,7 @@ def one(arm: str, sampler: str, num_trials: int) -> dict[str, Any]:
         import optuna  # noqa: F401 - not part of what is measured
 
         if arm == _RAY:
-            stack.enter_context(tune_ray.local_ray(1))
+            stack.enter_context(local_ray.started(1))
         began_s, began_cpu_s = time.perf_counter(), _cpu_s()
         if arm == "drivetrain":
             drive(folder, sampler, num_trials)
@@ -209,7 +209,7 @@ def _memory_bytes() -> int:
 
 
 def _in_a_process(*words: str) -> Any:
-    command = [sys.executable, "-m", "benchmarks.tune_overhead", "--one", *words]
+    command = [sys.executable, "-m", "benchmarks.tune.overhead", "--one", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -245,7 +245,7 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         "# A study's own cost",
         "",
-        f"`benchmarks/tune_overhead.py` ({found['machine']}). Trials that are computed, not"
+        f"`benchmarks/tune/overhead.py` ({found['machine']}). Trials that are computed, not"
         f" trained; each arm in a process of its own, rounds: {rounds}, of which the median. Load"
         f" of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.",
         *busy,

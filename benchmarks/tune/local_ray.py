@@ -24,7 +24,7 @@ _SETTINGS = {
 
 
 @contextmanager
-def local_ray(num_cpus: int) -> Iterator[Path]:
+def started(num_cpus: int) -> Iterator[Path]:
     """Started for the block and ended with it; the folder is for its studies.
 
     Ray finds nothing of the user's home: a token there would be asked of every worker. The

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tune_quality FOLDER`: what each search finds with as many training steps.
+"""`python -m benchmarks.tune.quality FOLDER`: what each search finds with as many training steps.
 
 Every arm trains the same small network on scikit-learn's digits by the same function, evaluates it
 every 27 steps, and may take `BUDGET` steps in all; a trial has 243 at most. Only the search
@@ -31,8 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import tune_ray
-from benchmarks.tune_digits import EVERY, LAST, RANGES, SPACE, Point, Training, ray_trial
+from benchmarks.tune import local_ray
+from benchmarks.tune.digits import EVERY, LAST, RANGES, SPACE, Point, Training, ray_trial
 from drivetrain.tune import budget, decide, population, sampling
 from drivetrain.tune.budget import Budget
 from drivetrain.tune.decide import Work
@@ -216,7 +216,7 @@ def ray_tune(arm: str, seed: int, folder: Path, *, is_population: bool) -> Resul
         }
     spent, began_s = Spent(), time.perf_counter()
     param_space = {**space, "seed": seed, "saves": is_population}
-    found = tune_ray.fit(ray_trial, param_space, folder, stop=spent, **said)
+    found = local_ray.fit(ray_trial, param_space, folder, stop=spent, **said)
     best = found.get_best_result().metrics
     took_s = time.perf_counter() - began_s
     return Result(arm, seed, best["loss"], best["test"], spent.steps, len(found), took_s)
@@ -270,7 +270,7 @@ def measure(seeds: Sequence[int], *, has_ray: bool) -> Iterator[list[Result]]:
     for seed in seeds:
         yield [run(arm, seed) for arm, run in here().items()] + saving(seed)
     if has_ray:
-        with tune_ray.local_ray(_RAY_WORKERS) as folder:
+        with local_ray.started(_RAY_WORKERS) as folder:
             for seed in seeds:
                 yield [run(arm, seed) for arm, run in on_ray(folder).items()]
 
@@ -287,7 +287,7 @@ def table(found: Sequence[Result], machine: str) -> str:
     lines = [
         "# What is found with the same number of training steps",
         "",
-        f"`benchmarks/tune_quality.py` ({machine}): digits, {BUDGET:,} training steps in all,"
+        f"`benchmarks/tune/quality.py` ({machine}): digits, {BUDGET:,} training steps in all,"
         f" {LAST} a trial at most; seeds: {most}. Loss of the trial"
         " that each tool names as its best: median, and least to most over the seeds. Test: on"
         " images that no arm has seen.",

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tune_waiting FOLDER`: how long workers wait for a deterministic schedule.
+"""`python -m benchmarks.tune.waiting FOLDER`: how long workers wait for a deterministic schedule.
 
 Nothing is trained and no clock is read: the study's own decisions (`drivetrain.tune.decide`) are
 asked by simulated workers. A run from one rung to the next takes its steps times a factor that is
@@ -120,7 +120,7 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = [
         "# What determinism costs in waiting",
         "",
-        f"`benchmarks/tune_waiting.py`: {NUM_TRIALS} trials, simulated with the study's own"
+        f"`benchmarks/tune/waiting.py`: {NUM_TRIALS} trials, simulated with the study's own"
         f" decisions; a trial's seconds a step are drawn, log-normal. Part of the workers' time in"
         f" which one had nothing to do, median of {NUM_DRAWS} draws; 0.3 is the standard deviation"
         " over the mean.",

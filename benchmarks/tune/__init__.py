@@ -1,0 +1,1 @@
+"""Studies of `drivetrain tune`, beside Optuna and Ray Tune."""
