@@ -99,13 +99,11 @@ def test_16_bits_on_the_wire_stay_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "communication",
     [
-        pytest.param(
-            {"compression": "topk", "topk": {"ratio": 0.05}},
-            marks=pytest.mark.long,
-        ),
+        {"compression": "topk", "topk": {"ratio": 0.05}},
         {"compression": "powersgd", "powersgd": {"rank": 2, "start_step": 4}},
     ],
     ids=["topk", "powersgd"],

@@ -113,6 +113,7 @@ def test_what_rank_0_alone_has_written_is_gone_on_from(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bitwise_keeps_the_bits_at_another_world_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
