@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from subprocess import Popen, TimeoutExpired
 
@@ -31,19 +30,6 @@ def require_library(lab: str, name: str, remedy: str) -> None:
     if find_spec(name) is None:
         rule = f"{name} is not installed"
         raise EnvironmentProblem([Problem(lab, rule, remedy, has_value=False)])
-
-
-def wait_until(
-    is_so: Callable[[], bool], within_s: float, process: Popen[str] | None = None
-) -> bool:
-    """Whether it came to be; no longer than the process lives."""
-    deadline_s = time.monotonic() + within_s
-    while not is_so():
-        has_ended = process is not None and process.poll() is not None
-        if has_ended or time.monotonic() > deadline_s:
-            return is_so()
-        time.sleep(0.1)
-    return True
 
 
 def exit_code(process: Popen[str], within_s: float) -> int | None:

@@ -19,9 +19,9 @@ from drivetrain.learn.labs import (
     last_step,
     require_hosts,
     require_library,
-    wait_until,
     why_it_failed,
 )
+from drivetrain.learn.members import wait_until
 from drivetrain.learn.notes import Note, attempts_of, read_notes
 from drivetrain.learn.verdict import Passed, Score
 from drivetrain.testing.hosts import make_hosts
@@ -63,8 +63,9 @@ def _train_and_kill(file: Path, folder: Path, cluster: RayCluster) -> int:
         return [n for n in read_notes(folder) if n.rank == 1 and n.step >= _KILLED_AFTER]
 
     killed = 0
-    if wait_until(lambda: bool(victims()), _START_S, driver):
-        victim = victims()[-1]
+    wait_until(lambda: bool(victims()) or driver.poll() is not None, _START_S)
+    if found := victims():
+        victim = found[-1]
         killed = victim.step
         os.kill(victim.pid, signal.SIGKILL)
     code = exit_code(driver, _FINISH_S if killed else 0.0)

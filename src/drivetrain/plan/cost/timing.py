@@ -59,14 +59,13 @@ def ring_along(layout: Layout, cluster: Cluster, *axes: str) -> Ring:
     return Ring(number, _slowest(cluster, number, inside))
 
 
+_AXES_WITH_EXPERTS = ("pp", "dp_replicate", "expert_shard", "ep", "cp", "tp")
+
+
 def _axis_sizes(layout: Layout, axes: Sequence[str]) -> dict[str, int]:
     """Outermost first; dp_shard in two where one of its halves is asked for."""
-    sizes = dict(zip(AXES, layout.sizes, strict=True))
-    if not {"ep", "expert_shard"}.intersection(axes):
-        return sizes
-    halves = {"expert_shard": layout.expert_shard, "ep": layout.ep}
-    split = ({axis: size} if axis != "dp_shard" else halves for axis, size in sizes.items())
-    return {axis: size for part in split for axis, size in part.items()}
+    is_split = "ep" in axes or "expert_shard" in axes
+    return {axis: getattr(layout, axis) for axis in (_AXES_WITH_EXPERTS if is_split else AXES)}
 
 
 def neighbours_along(layout: Layout, cluster: Cluster, axis: str) -> Link:

@@ -171,17 +171,15 @@ class TracedBytes(TorchDispatchMode):
         span.gradients.append(self._gradients)
 
     def _note_exchange(self, func: Any, args: tuple[Any, ...]) -> None:
-        name = func._schema.name  # noqa: SLF001 - its only public spelling
-        if name == _TOKENS_TRAVEL:  # what comes in may be more than what goes out
-            self._span.exchanged.setdefault(("ep", "all_to_all"), []).append(
-                float(max(_bytes(args[0]), _bytes(args[1])))
-            )
-        kind = _COLLECTIVES.get(name)
-        if kind is not None and isinstance(args[0], torch.Tensor):
-            size = _bytes(args[0])
-            if kind == "all_gather":
-                size *= int(args[1])  # of the whole
-            self._span.exchanged.setdefault(("tp", kind), []).append(float(size))
+        found = _COLLECTIVES.get(func._schema.name)  # noqa: SLF001 - its only public spelling
+        if found is None or not isinstance(args[0], torch.Tensor):
+            return
+        size = _bytes(args[0])
+        if found == _GATHER:
+            size *= int(args[1])  # of the whole
+        elif found == _TOKENS_TRAVEL:
+            size = max(size, _bytes(args[1]))  # more may come in than goes out
+        self._span.exchanged.setdefault(found, []).append(float(size))
 
     def _see(self, tensor: torch.Tensor) -> bool:
         """Whether this storage is new."""
@@ -203,15 +201,18 @@ class TracedBytes(TorchDispatchMode):
             self._live -= size
 
 
-_COLLECTIVES = {
-    "_c10d_functional::all_reduce": "all_reduce",
-    "_c10d_functional::all_reduce_": "all_reduce",
-    "_c10d_functional::all_gather_into_tensor": "all_gather",
-    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
-    "_c10d_functional::all_to_all_single": "all_to_all",
-}
-_TOKENS_TRAVEL = "c10d::alltoall_base_"
+_GATHER = ("tp", "all_gather")
+_TOKENS_TRAVEL = ("ep", "all_to_all")
 """To their experts and back (`parallel/expert/dispatch.py`)."""
+_COLLECTIVES = {
+    "_c10d_functional::all_reduce": ("tp", "all_reduce"),
+    "_c10d_functional::all_reduce_": ("tp", "all_reduce"),
+    "_c10d_functional::all_gather_into_tensor": _GATHER,
+    "_c10d_functional::reduce_scatter_tensor": ("tp", "reduce_scatter"),
+    "_c10d_functional::all_to_all_single": ("tp", "all_to_all"),
+    "c10d::alltoall_base_": _TOKENS_TRAVEL,
+}
+"""By axis and kind: DTensor's own calls are tp's."""
 
 
 _WEIGHT_OF_CONVOLUTION = {"aten::convolution": 1, "aten::convolution_backward": 2}
@@ -223,7 +224,7 @@ def _in_hand(func: Any, args: tuple[Any, ...]) -> int:
     A convolution's library has weights in a layout of its own; gloo gathers into one piece of
     memory, and copies from there.
     """
-    if _COLLECTIVES.get(func._schema.name) == "all_gather":  # noqa: SLF001 - its only public spelling
+    if _COLLECTIVES.get(func._schema.name) == _GATHER:  # noqa: SLF001 - its only public spelling
         return _bytes(args[0]) * int(args[1])
     position = _WEIGHT_OF_CONVOLUTION.get(func._schema.name)  # noqa: SLF001
     return 0 if position is None else _bytes(args[position])
