@@ -22,12 +22,13 @@ setup-min:                        ## the least that runs a test: the core and py
 	$(MAKE) setup EXTRA=test
 
 # Compiled at the end on all cores, where pip takes one; some packages ship files that are no Python of this version.
+# Ours too: where PYTHONDONTWRITEBYTECODE is set, each of a test's processes would compile them again.
 $(VENV)/ready-$(EXTRA): pyproject.toml constraints.txt .ci/install-torch
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	.ci/install-torch "$(TORCH)" $(PIP)
 	$(PIP) --editable ".[$(EXTRA)]"
-	$(BIN)/python -m compileall -qq -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") || true
+	$(BIN)/python -m compileall -qq -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") src tests || true
 	touch $@
 
 lock:                             ## write constraints.txt: the newest versions that fit together, for every Python and system

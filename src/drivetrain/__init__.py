@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain._version import __version__
 from drivetrain.core.deprecation import PUBLIC_NAMES, warn_renamed
+from drivetrain.core.imports import without_collector
 
 if TYPE_CHECKING:
     from drivetrain.compat.compression import GradientCompression
@@ -142,7 +143,8 @@ def __getattr__(name: str) -> Any:
         name = PUBLIC_NAMES[name].new
     if name not in _HOMES:
         raise AttributeError(f"module 'drivetrain' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with without_collector():
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from torchmetrics import MetricCollection
-from torchmetrics.classification import BinaryAUROC
 
 from drivetrain import ConfigError, PerSample
 from drivetrain.testing import run_ranks
@@ -120,6 +118,9 @@ def ranking(outputs: dict[str, Any]) -> dict[str, float]:
 
 
 def no_means(output_dir: str) -> tuple[list[dict[str, float]], Any, dict[str, float]]:
+    from torchmetrics import MetricCollection  # seconds, which other ranks need not spend
+    from torchmetrics.classification import BinaryAUROC
+
     found = []
     judges: list[Any] = [ranking, MetricCollection({"auroc": BinaryAUROC(thresholds=None)})]
     for summarize in judges:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from drivetrain.core.errors import ConfigError, DrivetrainError
+from drivetrain.core.imports import without_collector
 from drivetrain.launch.early import start_early
 from drivetrain.supervise.processes.node import WarmProcess, adopt_orphans
 from drivetrain.supervise.processes.worker import die_with_parent
@@ -18,7 +19,8 @@ def run(argv: Sequence[str]) -> None:
     adopt_orphans()
     head_start = start_early(argv)
     warm = WarmProcess() if "--warm-start" in argv else None
-    from drivetrain.launch.local import launch
+    with without_collector():
+        from drivetrain.launch.local import launch
 
     try:
         sys.exit(launch(argv, warm, head_start))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -28,3 +29,4 @@ def take_a_fake_step() -> None:
 # what the script imports at its top: each rank would spend seconds on it
 import_ahead([os.environ.get("DRIVETRAIN_REHEARSE_SCRIPT", "")])
 take_a_fake_step()
+gc.freeze()  # a collection in a rank must not copy the memory that all of them share

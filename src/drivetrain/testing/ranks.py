@@ -27,8 +27,7 @@ from drivetrain.core.errors import EnvironmentProblem, Problem, WorkerFailure
 from drivetrain.core.processes import end_child
 
 Result = TypeVar("Result")
-_IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "drivetrain.train.trainer")
-"""What takes seconds to import, for the ranks of all tests of this process."""
+_IMPORTED_ONCE = ("drivetrain.testing.ahead",)
 
 
 def run_ranks(

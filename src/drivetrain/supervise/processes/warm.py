@@ -10,6 +10,7 @@ afresh instead.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -30,6 +31,7 @@ def main() -> None:
     supervisor = int(os.environ[worker.PARENT])
     worker.die_with_parent()
     worker.import_ahead(sys.argv[1:])
+    gc.freeze()  # a collection in a spare must not copy the memory that all of them share
     fit = is_fork_safe()
     with contextlib.suppress(BrokenPipeError):  # the supervisor has left: read as the end, below
         line.send(READY if fit else UNFIT)

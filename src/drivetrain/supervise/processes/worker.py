@@ -26,6 +26,7 @@ import traceback
 from pathlib import Path
 
 from drivetrain.core.files import write_whole
+from drivetrain.core.imports import without_collector
 from drivetrain.core.processes import settle_exit_code
 from drivetrain.supervise.failures import dump_responder
 
@@ -105,6 +106,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+@without_collector()
 def import_ahead(argv: list[str]) -> None:
     """Import what Drivetrain needs and what the script imports at its top; nothing else is run."""
     from drivetrain.core.traits import all_traits  # pydantic's; a process that is not warm waits

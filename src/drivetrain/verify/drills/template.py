@@ -7,7 +7,6 @@ of their own, in the host's namespaces.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
@@ -17,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from drivetrain.core.imports import import_for_forks
 from drivetrain.core.traits import all_traits
 from drivetrain.supervise.processes.forking import Forked, fork_away
 from drivetrain.testing.hosts import Host
@@ -82,8 +82,8 @@ class Template:
 
 def main() -> None:
     """`python -m drivetrain.verify.drills.template SOCKET`."""
-    for name in (*_MODULES, *(each for traits in all_traits() for each in traits.preload)):
-        importlib.import_module(name)
+    preloaded = (name for traits in all_traits() for name in traits.preload)
+    import_for_forks((*_MODULES, *preloaded))
     parent = int(os.environ["PARENT"])
     path = Path(sys.argv[1])
     with socket.socket(socket.AF_UNIX) as server:
