@@ -32,7 +32,7 @@ ALLOWED = {
     "plan/probe.py": "what torch's fully_shard costs on this machine is measured",
     "plan/simulation/published.py": "a paper's title",
     "scaling/": "bare engines that are measured beside ours, and how their rows are called",
-    "testing/ranks.py": "torch's own module, imported ahead",
+    "testing/ahead.py": "torch's own module, imported ahead",
     "verify/parity/layouts.py": "an example in a message",
     "verify/parity/compare.py": "an explanation in a certificate",
     "cli/commands/": "examples in help texts",

@@ -43,20 +43,21 @@ def with_hidden(
     return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
 
-def blocks_named(model: nn.Module, class_names: Sequence[str], key: str) -> list[nn.Module]:
-    """Every module of the classes that the config names under `key`; all must be there."""
+def blocks_named(model: nn.Module, names: Sequence[str], key: str) -> list[nn.Module]:
+    """The modules that the config names under `key`, by class or by place; all must be there."""
     # innermost first: what is sharded already is left out of what surrounds it
-    modules = reversed(list(model.modules()))
-    found = [m for m in modules if type(m).__name__ in class_names and m is not model]
-    missing = set(class_names) - {type(m).__name__ for m in found}
+    places = [(place, module) for place, module in model.named_modules() if module is not model]
+    asked = [({place, type(module).__name__}, module) for place, module in reversed(places)]
+    found = [module for own, module in asked if own & set(names)]
+    missing = set(names).difference(*(own for own, _ in asked))
     if missing:
         known = sorted({type(m).__name__ for m in model.modules()})
         raise ConfigError(
             [
                 Problem(
                     key,
-                    "the model has no module of this class",
-                    f"it has {', '.join(known)}",
+                    "the model has no module of this class or name",
+                    f"its classes are {', '.join(known)}",
                     name,
                 )
                 for name in sorted(missing)

@@ -17,7 +17,8 @@ class FSDP(Section):
     """Handed to torch's FSDP2 `fully_shard`."""
 
     shard_modules: tuple[str, ...] = ()
-    """Class names to shard one by one; empty: the repeated blocks of the model are found."""
+    """Classes (`LlamaDecoderLayer`) and names of modules (`lm_head`) to shard one by one; empty:
+    the repeated blocks of the model are found."""
     reshard_after_forward: bool | Literal["auto"] = "auto"
     """Free gathered weights after forward (less memory), or keep them (less traffic); auto: free
     the blocks', keep the root's, which backward needs first."""

@@ -25,7 +25,6 @@ from torch.distributed.fsdp import (
 from drivetrain.cluster.description import Cluster
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.parallel.blocks import blocks_named, repeated_blocks
 from drivetrain.parallel.clock import Waiting
 from drivetrain.parallel.layout import Layout
 from drivetrain.parallel.model import COMPUTE_DTYPES, NOTHING, ParallelModel
@@ -37,6 +36,7 @@ from drivetrain.strategies.fsdp import FSDP
 from drivetrain.strategies.fsdp.cost import COST
 from drivetrain.strategies.fsdp.experts import shard_experts
 from drivetrain.strategies.fsdp.internals import gathered_weights, reduce_now, watch
+from drivetrain.strategies.fsdp.units import notes_of, units
 from drivetrain.strategies.single import SingleModel, SingleOfSeveral
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 
@@ -86,9 +86,7 @@ class FSDPStrategy(Strategy):
 
     def notes(self, model: nn.Module, world: World) -> list[str]:
         """Whether there is more than one piece to shard."""
-        if world.layout.dp > 1 and not repeated_blocks(model):
-            return ["fsdp: no repeated blocks found, so the model is sharded as one piece"]
-        return []
+        return notes_of(model, self._config.shard_modules) if world.layout.dp > 1 else []
 
     def shards_on(self, world: World) -> torch.device | None:
         """FSDP2 cuts weights that are on the meta device, too."""
@@ -123,12 +121,6 @@ class FSDPStrategy(Strategy):
     def _shard(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
         if not world.is_main:  # torch's advice on models that return views: once, not per rank
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        named = self._config.shard_modules
-        blocks = (
-            blocks_named(model, named, "parallel.fsdp.shard_modules")
-            if named
-            else repeated_blocks(model)
-        )
         policy = MixedPrecisionPolicy(
             param_dtype=self._compute_dtype,
             reduce_dtype=torch.float32 if self._compute_dtype else None,
@@ -138,7 +130,7 @@ class FSDPStrategy(Strategy):
         if world.expert_mesh is not None:
             shard_experts(model, world.expert_mesh, mesh.size(), policy, reshard)
         can_pin = not world.accelerator.is_cpu
-        for module in (*blocks, model):
+        for module in (*units(model, self._config.shard_modules), model):
             fully_shard(
                 module,
                 mesh=mesh,

@@ -1,0 +1,68 @@
+"""fsdp: what is sharded one by one, and weights that several modules share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from drivetrain.core.errors import ConfigError
+from drivetrain.strategies.fsdp.units import notes_of, units
+from drivetrain.testing import run_ranks
+from drivetrain.train.task import Task
+from drivetrain.train.trainer import Trainer
+from tests.ranks.training import settings
+
+
+class Shared(nn.Module):
+    """One block has a weight of another, one has one of the root's, one is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Linear(8, 8, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.blocks[1].weight = self.blocks[0].weight
+        self.blocks[2].weight = self.front.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.front(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch[0]), torch.ones_like(batch[0]))
+
+
+def train(folder: str, parallel: dict[str, Any]) -> list[float]:
+    data = TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(1)))
+    config = settings(
+        folder, max_steps=6, global_batch_size=16, micro_batch_size=4, parallel=parallel
+    )
+    return [step.loss for step in Trainer(Task(Shared, loss), config).fit(data).steps]
+
+
+def test_shared_weights_train_as_one(tmp_path: Path) -> None:
+    expected = train(str(tmp_path / "one"), {})
+    found = run_ranks(train, 2, 60, args=(str(tmp_path / "two"), {"strategy": "fsdp"}))
+    assert found[0] == found[1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_what_shares_nothing_is_a_unit() -> None:
+    model = Shared()
+    assert units(model, ()) == [model.blocks[3]]
+    (note,) = notes_of(model, ())
+    assert note.startswith("fsdp: there are 3 blocks that share weights with other parts of the")
+
+
+def test_a_shared_weight_that_is_named_is_refused() -> None:
+    model = Shared()
+    assert units(model, ("blocks.3",)) == [model.blocks[3]]
+    with pytest.raises(ConfigError, match=r"front shares a weight with blocks\.2"):
+        units(model, ("front", "blocks.3"))
