@@ -260,7 +260,7 @@ def test_blocks_are_found_inside_nested_lists() -> None:
         blocks_named(Stages(), ["Conv2d", "Linear"], "shard_modules")
     model = Stages()
     named = blocks_named(model, ["stages.1.0", "Sequential"], "shard_modules")
-    assert named == [model.head, model.get_submodule("stages.1.0")]  # innermost first, and last first
+    assert named == [model.head, model.get_submodule("stages.1.0")]  # from the end
 
 
 def test_a_given_optimizer_follows_wrapped_blocks(config: dict[str, Any]) -> None:
