@@ -91,8 +91,7 @@ def test_a_snippet(row: Row, found: list[dict[str, Any]]) -> None:
 def test_a_command(row: Row, tmp_path: Path) -> None:
     if not is_there(row):
         pytest.skip(f"{row.needs} is not installed")
-    for file in (HERE / "folder").iterdir():
-        shutil.copy(file, tmp_path)
+    shutil.copytree(HERE / "folder", tmp_path, dirs_exist_ok=True)
     words = shlex.split(row.command)
     words[0] = sys.executable if words[0] == "python" else words[0]
     done = run(words, tmp_path)
