@@ -258,8 +258,8 @@ def test_little_room_is_a_warning() -> None:
         (None, "ethernet", {"NCCL_IB_DISABLE", "NCCL_SOCKET_NTHREADS"}),
         (Adapter("mlx5_0", "infiniband", "400", True), "infiniband", {"NCCL_IB_HCA"}),
         (Adapter("mlx5_0", "infiniband", "400", False), "ethernet", {"NCCL_IB_DISABLE"}),
-        (Adapter("mlx5_0", "roce", "100", True), "roce", {"NCCL_IB_GID_INDEX"}),
-        (Adapter("rdmap0s6", "efa", "100", True), "efa", {"FI_PROVIDER", "NCCL_NET_PLUGIN"}),
+        (Adapter("mlx5_0", "roce", "100", True), "roce", {"NCCL_IB_HCA"}),
+        (Adapter("rdmap0s6", "efa", "100", True), "efa", {"FI_PROVIDER", "NCCL_NET"}),
     ],
 )
 def test_settings_fit_the_fabric(adapter: Adapter | None, fabric: str, names: set[str]) -> None:

@@ -242,7 +242,7 @@ def test_every_figure_of_the_catalogue_has_a_source() -> None:
 
 def test_clusters_by_name() -> None:
     found = load_cluster("p5.48xlarge:8")
-    assert (found.num_devices, found.price_per_node_hour) == (64, 98.32)
+    assert (found.num_devices, found.price_per_node_hour) == (64, 55.04)
     assert load_cluster("h100:16").num_nodes == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -66,9 +67,6 @@ def _data_path(fabric: Fabric, adapters: list[Adapter], host: HostFacts) -> Iter
     if fabric in ("infiniband", "roce"):
         reason = "these are up; a port that is down, or for storage, would be tried else"
         yield NCCLSetting("NCCL_IB_HCA", f"={names}", reason)
-    if fabric == "roce":
-        reason = "RoCE v2 over IPv4 is GID 3 on most cards; `show_gids` lists them"
-        yield NCCLSetting("NCCL_IB_GID_INDEX", "3", reason)
     if fabric in ("infiniband", "roce") and not has_peer_memory:
         reason = "nvidia_peermem is not loaded, and GPUs cannot be read by the card directly;"
         yield NCCLSetting(
@@ -76,10 +74,8 @@ def _data_path(fabric: Fabric, adapters: list[Adapter], host: HostFacts) -> Iter
         )
     if fabric == "efa":
         yield NCCLSetting("FI_PROVIDER", "efa", "libfabric is not to fall back to TCP in silence")
-        reason = "the plug-in aws-ofi-nccl carries NCCL over EFA; without it NCCL uses TCP"
-        yield NCCLSetting("NCCL_NET_PLUGIN", "ofi", reason)
-        reason = "ranks that fork loader processes would corrupt registered memory else"
-        yield NCCLSetting("FI_EFA_FORK_SAFE", "1", reason)
+        reason = "the plug-in aws-ofi-nccl carries NCCL over EFA; named, its absence is an error"
+        yield NCCLSetting("NCCL_NET", "AWS Libfabric", f"{reason}, where NCCL would take TCP")
 
 
 # What was examined and found, as text for people and as JSON for programs.
@@ -170,7 +166,7 @@ def _settings(examination: Examination) -> Iterator[str]:
         yield ""
         yield f"settings for {', '.join(names)} (from NCCL's documents; not tried on hardware):"
         for name, value, reason in settings:
-            yield f"  export {name}={value}"
+            yield f"  export {name}={shlex.quote(value)}"
             yield f"      # {reason}"
 
 
