@@ -9,16 +9,18 @@ Below a line `process 812:` are the stacks of a process that the rank has starte
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-# What is not the user's own: installed libraries, the standard library, and our own rooms.
-_LIBRARY = re.compile(
-    r"(site|dist)-packages|/lib/python3|^<|/drivetrain/(cli|launch|supervise|train|checkpoint|data|"
-    r"strategies|compat|parallel|record|cluster|config|core|diagnose)/"
-)
+# What is not the user's own: installed libraries, the standard library, and our own packages, by
+# name: a stack may come from another host, with other paths.
+_PACKAGES = pkgutil.iter_modules([str(Path(__file__).parents[1])])
+_OURS = "|".join(package.name for package in _PACKAGES if package.ispkg)
+_LIBRARY = re.compile(rf"(site|dist)-packages|/lib/python3|^<|/drivetrain/({_OURS})/")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)')
 _CALL, _BELOW_CALL = '  File "', "    "
