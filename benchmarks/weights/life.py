@@ -23,7 +23,15 @@ from benchmarks.weights.model import num_bytes, save_files
 from benchmarks.weights.ranks import start_ranks
 from drivetrain.record.session import RUN_DIR
 
-_WAYS = {"from nothing": {"initialization": "keyed"}, "pretrained": {"pretrained": "FILES"}}
+_UNITS = {"shard_modules": ["LlamaDecoderLayer", "model.embed_tokens", "lm_head"]}
+_WAYS: dict[str, dict[str, Any]] = {
+    "from nothing": {"model": {"initialization": "keyed"}},
+    "pretrained": {"model": {"pretrained": "FILES"}},
+    "from nothing, embedding and head apart": {
+        "model": {"initialization": "keyed"},
+        "parallel": {"strategy": "fsdp", "fsdp": _UNITS},
+    },
+}
 _SLACK_BYTES = 600e6
 _LEFT_BYTES = 1.2e9
 """The host's other processes are not to be hurt."""
@@ -94,7 +102,7 @@ def _numbers(path: Path, factor: int = 1024) -> dict[str, int]:
 def run_life(output: Path, num_ranks: int = 4) -> str:
     """Each way once; the table."""
     output.mkdir(parents=True, exist_ok=True)
-    chosen = os.environ.get("WAYS", ",".join(_WAYS)).split(",")
+    chosen = os.environ.get("WAYS", ";".join(_WAYS)).split(";")
     old = output / "samples.json"
     ways = json.loads(old.read_text())["ways"] if old.exists() else {}
     with tempfile.TemporaryDirectory(prefix="large-model-") as name:
@@ -102,8 +110,8 @@ def run_life(output: Path, num_ranks: int = 4) -> str:
         if "pretrained" in chosen:
             save_files(folder / "files")
         for way in chosen:
-            model = {k: v.replace("FILES", str(folder / "files")) for k, v in _WAYS[way].items()}
-            ways[way] = _life(folder, model, num_ranks)
+            text = json.dumps(_WAYS[way]).replace("FILES", str(folder / "files"))
+            ways[way] = _life(folder, json.loads(text), num_ranks)
             shutil.rmtree(folder / "run")
             document = {"num_ranks": num_ranks, "bytes": num_bytes(), "ways": ways}
             old.write_text(json.dumps(document, indent=1) + "\n")
@@ -112,9 +120,9 @@ def run_life(output: Path, num_ranks: int = 4) -> str:
     return table
 
 
-def _life(folder: Path, model: dict[str, str], num_ranks: int) -> list[dict[str, Any]]:
+def _life(folder: Path, way: dict[str, Any], num_ranks: int) -> list[dict[str, Any]]:
     manifest = folder / "run" / "checkpoints" / "step-000000002-a1" / "manifest.json"
-    first = _start(folder, model, num_ranks)
+    first = _start(folder, way, num_ranks)
     try:
         _until("ready", first, "imported")
         _until("made", first)
@@ -126,7 +134,7 @@ def _life(folder: Path, model: dict[str, str], num_ranks: int) -> list[dict[str,
             rank.process.send_signal(signal.SIGKILL)
     finally:
         _end(first)
-    second = _start(folder, model, num_ranks)
+    second = _start(folder, way, num_ranks)
     try:
         _until("ready", second, "imported again")
         _until("made", second, "")
@@ -145,10 +153,10 @@ def _life(folder: Path, model: dict[str, str], num_ranks: int) -> list[dict[str,
     return [{**one.seen, **two.seen} for one, two in zip(first, second, strict=True)]
 
 
-def _start(folder: Path, model: dict[str, str], num_ranks: int) -> list[_Rank]:
+def _start(folder: Path, way: dict[str, Any], num_ranks: int) -> list[_Rank]:
     # between two steps: beside one, four ranks' copies and gradients are more than 24 GB hold
     saves = {"every_steps": 2, "asynchronous": False}
-    config = {"model": model, "checkpoint": saves, "max_steps": 3}
+    config = {**way, "checkpoint": saves, "max_steps": 3}
     env = {RUN_DIR: str(folder / "run")}
     return [_Rank(process) for process in start_ranks(folder, config, num_ranks, env)]
 
