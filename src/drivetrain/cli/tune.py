@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from drivetrain.cluster.file import load_cluster
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.text import plain
-from drivetrain.launch import submission
+from drivetrain.launch import submission, template
 from drivetrain.launch.request import Request, read_request
 from drivetrain.tune import budget, decide, fit, fork, lineage, rows, warm_start
 from drivetrain.tune.by_number import grid
@@ -105,7 +106,8 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     try:
         planner = fit.Planner(study, _say_now)
         spent_by = Meter(runner, planner).spent if settings.budget else None
-        Driver(study, runner, num_parallel, _say_now, planner, spent_by).run()
+        with _warm(request):
+            Driver(study, runner, num_parallel, _say_now, planner, spent_by).run()
     except KeyboardInterrupt:
         say("trials that run go on by themselves; the same command adopts them", err=True)
         say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)
@@ -114,6 +116,14 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     _say_if_more(settings, read_journal(study.path))
     if not decide.best(settings, read_journal(study.path)):
         raise DrivetrainError("no trial has come to a value")
+
+
+def _warm(request: Request) -> AbstractContextManager[None]:
+    """Trials on this machine are forked, unless variables of their own decide how torch starts."""
+    job = request.job
+    if request.target.name != "local" or job.environment or job.secrets:
+        return nullcontext()
+    return template.kept(job.script)
 
 
 def _say_if_more(settings: Settings, state: State) -> None:

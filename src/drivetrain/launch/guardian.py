@@ -25,8 +25,9 @@ from typing import IO
 from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Preempted, Problem
 from drivetrain.core.requirements import require_linux
-from drivetrain.launch import node
+from drivetrain.launch import node, template
 from drivetrain.launch.early import is_alone, parsed
+from drivetrain.launch.template import Supervised
 from drivetrain.record.run_directory import RunDirectory, cannot_write
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
 from drivetrain.supervise.failures.attempt_report import write_closed
@@ -128,7 +129,7 @@ class _Guardian:
     def __init__(self, argv: Sequence[str], session: Path) -> None:
         self._argv = list(argv)
         self._session = session
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._process: subprocess.Popen[bytes] | Forked | Supervised | None = None
         self._asked_with: int | None = None
         self._began_s = process_began_s()
 
@@ -157,14 +158,16 @@ class _Guardian:
             PARENT: str(os.getpid()),
             COMMAND_S: str(self._began_s),
         }
-        if can_fork():
-            self._process = fork_call(lambda: node.run(self._argv), environment)
-        else:
-            command = [sys.executable, "-m", "drivetrain.launch.node", *self._argv]
-            self._process = subprocess.Popen(command, env=environment, start_new_session=True)
+        self._process = template.ask(self._argv, environment) or self._start(environment)
         if self._asked_with is not None:  # while it was being started, with nobody to tell yet
             self._process.send_signal(self._asked_with)
         return self._process.wait()
+
+    def _start(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
+        if can_fork():
+            return fork_call(lambda: node.run(self._argv), environment)
+        command = [sys.executable, "-m", "drivetrain.launch.node", *self._argv]
+        return subprocess.Popen(command, env=environment, start_new_session=True)
 
     def forward(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._asked_with = number
