@@ -1,4 +1,5 @@
-"""`python -m benchmarks.tune.quality FOLDER`: what each search finds with as many training steps.
+"""`python -m benchmarks.tune.quality FOLDER [ARM …] [--seeds N]`: what each search finds with as
+many training steps; studies that FOLDER has are not repeated.
 
 Every arm trains the same small network on scikit-learn's digits by the same function, evaluates it
 every 27 steps, and may take `BUDGET` steps in all; a trial has 243 at most. Only the search
@@ -16,13 +17,13 @@ and beside it what early stopping saves: the same drawn trials, all to their end
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
 import json
 import os
 import platform
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ from typing import Any
 
 from benchmarks.tune import local_ray
 from benchmarks.tune.digits import EVERY, LAST, RANGES, SPACE, Point, Training, ray_trial
+from drivetrain.core.statistics import bootstrap
 from drivetrain.tune import budget, decide, population, sampling
 from drivetrain.tune.budget import Budget
 from drivetrain.tune.decide import Work
@@ -223,6 +225,7 @@ def ray_tune(arm: str, seed: int, folder: Path, *, is_population: bool) -> Resul
 
 
 Arm = Callable[[str, int], Result]
+Wanted = Callable[[str, int], bool]
 RUNGS = (EVERY, 3 * EVERY)
 OURS: Mapping[str, Mapping[str, Any]] = {
     "drivetrain, random, all to the end": {"sampler": "random"},
@@ -265,48 +268,49 @@ def on_ray(folder: Path) -> dict[str, Arm]:
     }
 
 
-def measure(seeds: Sequence[int], *, has_ray: bool) -> Iterator[list[Result]]:
+def measure(seeds: Sequence[int], is_wanted: Wanted, *, has_ray: bool) -> Iterator[Result]:
     """Seed by seed. Ray's come last: no loss depends on what runs beside it, and Ray takes long."""
     for seed in seeds:
-        yield [run(arm, seed) for arm, run in here().items()] + saving(seed)
-    if has_ray:
+        for arm, run in {**here(), **saving()}.items():
+            if is_wanted(arm, seed):
+                yield run(arm, seed)
+    wanted = [(arm, seed) for seed in seeds for arm in RAY if has_ray and is_wanted(arm, seed)]
+    if wanted:
         with local_ray.started(_RAY_WORKERS) as folder:
-            for seed in seeds:
-                yield [run(arm, seed) for arm, run in on_ray(folder).items()]
+            for arm, seed in wanted:
+                yield on_ray(folder)[arm](arm, seed)
 
 
-def saving(seed: int) -> list[Result]:
+def saving() -> dict[str, Arm]:
     """The same trials, drawn at random, with and without early stopping."""
     said: dict[str, Any] = {"num_trials": NUM_DRAWN, "sampler": "random", "most": 0}
-    return [ours(arm, seed, **{**said, **more}) for arm, more in SAVING.items()]
+    return {arm: partial(ours, **{**said, **more}) for arm, more in SAVING.items()}
 
 
 def table(found: Sequence[Result], machine: str) -> str:
     """For people."""
-    most = len({each.seed for each in found})
     lines = [
         "# What is found with the same number of training steps",
         "",
         f"`benchmarks/tune/quality.py` ({machine}): digits, {BUDGET:,} training steps in all,"
-        f" {LAST} a trial at most; seeds: {most}. Loss of the trial"
-        " that each tool names as its best: median, and least to most over the seeds. Test: on"
+        f" {LAST} a trial at most. Loss of the trial that each tool names as its best: median over"
+        " the seeds with its 95 % interval (bootstrap), and least to most. Test: on"
         " images that no arm has seen.",
         "",
-        "| arm | validation loss | least to most | test loss | trials | steps |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| arm | seeds | validation loss | 95 % | least to most | test loss | trials | steps |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for arm in (*OURS, *OPTUNA, *RAY):
         rows = [each for each in found if each.arm == arm]
         if rows:
-            seeds = f" ({len(rows)} seeds)" if len(rows) < most else ""
-            lines.append(f"| {arm}{seeds} | {_figures(rows)} |")
+            lines.append(f"| {arm} | {len(rows)} | {_figures(rows)} |")
     lines += [
         "",
         f"**What early stopping saves.** The same {NUM_DRAWN} trials, drawn at random, without a"
         " budget:",
         "",
-        "| trials | validation loss | least to most | test loss | trials | steps | of all steps |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| trials | validation loss | 95 % | least to most | test loss | trials | steps | of all |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for arm in SAVING:
         rows = [each for each in found if each.arm == arm]
@@ -317,26 +321,40 @@ def table(found: Sequence[Result], machine: str) -> str:
 
 def _figures(rows: Sequence[Result]) -> str:
     losses = [each.val for each in rows]
+    middle = bootstrap(losses)
     trials, steps = (median(getattr(each, name) for each in rows) for name in ("trials", "steps"))
     return (
-        f"{median(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} |"
+        f"{middle.value:.4f} | {middle.low:.4f} to {middle.high:.4f} |"
+        f" {min(losses):.4f} to {max(losses):.4f} |"
         f" {median(each.test for each in rows):.4f} | {trials:.0f} | {steps:,.0f}"
     )
 
 
-def main(folder: Path, num_seeds: int) -> None:
-    """Write both files, anew after each seed, and print the table."""
+def main(folder: Path, num_seeds: int, arms: Sequence[str]) -> None:
+    """Measure what is missing, write both files anew after each study, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "quality.json"
+    kept = json.loads(file.read_text())["samples"] if file.exists() else []
+    found = [Result(**sample) for sample in kept]
+    known = {(each.arm, each.seed) for each in found}
+
+    def is_wanted(arm: str, seed: int) -> bool:
+        return (arm, seed) not in known and (not arms or arm in arms)
+
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    found = list[Result]()
     has_ray = importlib.util.find_spec("ray") is not None
-    for results in measure(range(num_seeds), has_ray=has_ray):
-        found += results
+    for result in measure(range(num_seeds), is_wanted, has_ray=has_ray):
+        found.append(result)
         document = {"machine": machine, "samples": [*map(asdict, found)]}
-        (folder / "quality.json").write_text(json.dumps(document, indent=1) + "\n")
-        (folder / "quality.md").write_text(table(found, machine))
+        file.write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "quality.md").write_text(table(found, machine))
     print(table(found, machine))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else NUM_SEEDS)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("arms", nargs="*", metavar="ARM")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS)
+    said = parser.parse_args()
+    main(said.folder, said.seeds, said.arms)

@@ -58,5 +58,8 @@ def test_the_table_has_the_median_and_the_ends() -> None:
         for each in rows(arm)
     ]
     text = table([*rows("ray tune, ASHA"), *saved], "here")
-    assert "| ray tune, ASHA | 0.2000 | 0.1000 to 0.3000 | 0.5000 | 9 | 13,122 |" in text
+    assert (
+        "| ray tune, ASHA | 3 | 0.2000 | 0.1000 to 0.3000 | 0.1000 to 0.3000 | 0.5000 | 9 | 13,122 |"
+        in text
+    )
     assert text.count("| 1/2.0 |") == 3
