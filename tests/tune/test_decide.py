@@ -59,6 +59,23 @@ RULES = [
 ]
 
 
+def test_an_eager_sampler_knows_of_trials_that_wait_at_a_rung(tmp_path: Path) -> None:
+    made = study(tmp_path, schedule="eager", num_trials=30, seed=1)
+    drawn = State()
+    for _ in range(12):
+        drawn.take(sampling.ask(made, drawn))
+
+    def next_values(sign: float) -> dict[str, Any]:
+        state = State()
+        for trial, asked in enumerate(drawn.asked):
+            state.take(asked)
+            rate = float(str(asked.values["optimization.learning_rate"]))
+            state.take(Ended(trial, 0, "done", 2, sign * rate))
+        return dict(sampling.ask(made, state).values)
+
+    assert next_values(1.0) != next_values(-1.0)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
 def test_the_same_study_on_any_number_of_workers_and_after_kills(
     tmp_path: Path, rule: dict[str, Any]

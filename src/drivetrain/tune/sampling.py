@@ -159,7 +159,7 @@ def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
     if is_known and trial in before:
         return before[trial]
     made = as_optuna(study, state, trial, is_known=is_known, notes=state.known.notes.get(trial))
-    if made.state.is_finished():
+    if made.state.is_finished() and decide.is_over(study.settings, state, trial):
         before[trial] = made
     return made
 
@@ -215,13 +215,18 @@ def as_optuna(
     is_known: bool,
     notes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A trial as Optuna has it; a trial that was left at a rung is `pruned` there."""
+    """A trial as Optuna has it; a trial that was left at a rung is `pruned` there.
+
+    So is one that has come to a rung where any may go on at any time (eager): until the last trial
+    is asked for, nobody could say that it is over, and the sampler would learn of next to none.
+    """
     optuna = require("optuna", extra="tune")
     states = optuna.trial.TrialState
     settings, last = study.settings, state.last(trial)
     values = dict(state.asked[trial].values)
     kind, found, rungs = states.RUNNING, None, {}
-    if is_known and last is not None and decide.is_over(settings, state, trial):
+    is_eager = settings.schedule == "eager"
+    if is_known and last is not None and (is_eager or decide.is_over(settings, state, trial)):
         rungs = _values_at_rungs(settings, state, trial)
         if last.outcome != "done":
             kind = states.FAIL
