@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 FEWEST_TRIALS, FEWEST_SIZES = 5, 3
-_NEAREST = 0.5
-"""The part of a study's trials that the optimum is read from: far away the loss is no parabola."""
+_NEAREST = 2 / 3
+"""The part of a study's trials, the best ones, that the optimum is read from: near it the loss is
+flat and noisy, so that the slopes on both sides say more; far away it is no parabola."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class PowerLaw:
 def optimum(size: float, trials: Sequence[tuple[float, float]]) -> Optimum:
     """Of (value, loss) of its trials: the lowest point of a parabola in log(value).
 
-    Through the better half of them. Where that has no lowest point between them, the best trial.
+    Through the better part of them. Where that has no lowest point between them, the best trial.
     """
     better = sorted(trials, key=lambda each: each[1])
     better = better[: max(FEWEST_TRIALS, math.ceil(_NEAREST * len(better)))]
