@@ -19,6 +19,7 @@ trial_run.py   one trial on a target: submitted, looked at, its result read
 driver.py      brings the two sides together; may be killed at any moment
 warm_start.py  finished trials of an earlier study
 page.py, pareto_chart.py, screen.py, importance.py  a study to be looked at
+scaling.py     where a parameter is best for a larger model, from studies of smaller ones: pure
 optuna_trial.py  the same for one trial of Optuna's own loop: `run_trial`
 ray_space.py   Ray Tune's domains as ours
 """

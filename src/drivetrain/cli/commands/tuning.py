@@ -211,6 +211,22 @@ def plot(
 
 
 @verbs.command()
+def predict(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY:SIZE", help="Studies, each with its size.")
+    ],
+    size: Annotated[float, typer.Option("--for", help="The size that was not searched.")],
+    parameter: Annotated[
+        str, typer.Option(help="A searched number above 0.")
+    ] = "optimization.learning_rate",
+) -> None:
+    """Predict where a parameter is best for a larger model, from studies of smaller ones."""
+    from drivetrain.cli.predicting import predict as predict_value
+
+    predict_value(studies, size, parameter)
+
+
+@verbs.command()
 def stop(study: Folder) -> None:
     """Ask the study's trials that run to save and stop."""
     from drivetrain.cli.tune import stop as stop_study
