@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drivetrain.core.errors import DrivetrainError
-from drivetrain.plan.of_config import Prospect
+from drivetrain.plan.prospect import Prospect
 from drivetrain.tune import decide, rows
 from drivetrain.tune.driver import Driver
 from drivetrain.tune.fit import Planner

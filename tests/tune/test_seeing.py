@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,12 @@ def test_the_screen_says_what_waits_and_is_as_high_as_the_terminal(tmp_path: Pat
     assert "13 to come" in lines[2]
     assert "and 1 more" in lines[-2]
     assert len(read_journal(study.path).asked) == 7
+
+
+def test_what_only_reads_a_study_loads_no_torch() -> None:
+    code = (
+        "import sys, drivetrain.cli.tune, drivetrain.cli.predicting; print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.strip() == "False"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +21,7 @@ from drivetrain.core.files import write_whole
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.parallel.layout import Layout
 from drivetrain.plan.candidate import Candidate
-
-
-@dataclass(frozen=True)
-class Asking:
-    """A run, and where it would run."""
-
-    script: str
-    script_args: tuple[str, ...]
-    num_nodes: int
-    ranks_per_node: int
-    cluster: str = ""
-    """A file, or a name of the catalogue; empty: only what needs no device."""
-
-
-@dataclass(frozen=True)
-class Prospect:
-    """What such a run takes."""
-
-    memory_bytes: float | None = None
-    """Of the rank that needs most; none without a cluster."""
-    limit_bytes: float | None = None
-    flops_per_step: float | None = None
-    """The model's own operations, of all ranks."""
-    unknown: str = ""
-    """Why the planner has nothing to say, if it has not."""
-
-    @property
-    def fits(self) -> bool:
-        """Where nothing is known, a run may try."""
-        if self.memory_bytes is None or self.limit_bytes is None:
-            return True
-        return self.memory_bytes <= self.limit_bytes
+from drivetrain.plan.prospect import Asking, Prospect
 
 
 def candidate_of(config: RunConfig, layout: Layout) -> Candidate:

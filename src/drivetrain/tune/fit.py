@@ -17,7 +17,7 @@ from pathlib import Path
 from drivetrain.core.bounded import read_json
 from drivetrain.core.text import readable_bytes
 from drivetrain.launch.job import Job
-from drivetrain.plan.of_config import Asking, Prospect
+from drivetrain.plan.prospect import Asking, Prospect
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended
 from drivetrain.tune.perturb import MUTABLE
