@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drivetrain.cli.say import say
@@ -66,12 +67,7 @@ def _optimum(word: str, parameter: str) -> Optimum:
         rule = f"{len(trials)} of its trials came to their end"
         raise ConfigError([Problem(folder, rule, f"at least {FEWEST_TRIALS}", has_value=False)])
     found = scaling.optimum(size, trials)
-    return found if sign > 0 else _with_sign(found)
-
-
-def _with_sign(found: Optimum) -> Optimum:
-    """Of what is to be large."""
-    return Optimum(found.size, found.value, -found.loss, found.num_trials, found.is_at_edge)
+    return replace(found, loss=sign * found.loss)
 
 
 def _check_parameter(study: Study, parameter: str) -> None:

@@ -51,10 +51,11 @@ def _refused(place: str, other: str) -> Problem:
 def _sharing(model: nn.Module, found: Sequence[nn.Module]) -> dict[nn.Module, tuple[str, str]]:
     """Units of which a weight is used elsewhere, too: their place, and that of the other."""
     places = {module: place for place, module in model.named_modules()}
+    units_found = set(found)
     users: dict[nn.Parameter, dict[nn.Module, str]] = {}
 
     def visit(module: nn.Module, unit: nn.Module, place: str) -> None:
-        unit = module if module in found else unit
+        unit = module if module in units_found else unit
         for weight in module.parameters(recurse=False):
             users.setdefault(weight, {}).setdefault(unit, place)
         for name, child in module.named_children():
