@@ -26,6 +26,8 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<functi
 _CALL, _BELOW_CALL = '  File "', "    "
 """How a Python traceback's calls begin, and the lines of source below them."""
 _PROCESS = re.compile(r"^process (\d+):$")
+_TELLS = "drivetrain/supervise/failures/dump_responder.py"
+"""Where the thread that writes a rank's stacks down is while it does."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
         if t.is_in("runpy") or t.is_in("drivetrain/supervise/processes/worker.py")
     ]
     current = [t for t in threads if t.is_current]
-    return next(iter([*scripts, *current, *threads]), None)
+    return next(iter([*scripts, *current, *reversed(threads)]), None)  # the oldest comes last
 
 
 def _by_process(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
@@ -171,7 +173,8 @@ def _threads(lines: Iterable[str]) -> tuple[Thread, ...]:
             threads.append((line.startswith("Current"), []))
         elif threads and (frame := _frame(line)):
             threads[-1][1].append(frame)
-    return tuple(Thread(tuple(frames), is_current) for is_current, frames in threads)
+    found = (Thread(tuple(frames), is_current) for is_current, frames in threads)
+    return tuple(thread for thread in found if not thread.is_in(_TELLS))
 
 
 def _frame(line: str) -> Frame | None:

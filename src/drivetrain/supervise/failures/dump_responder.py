@@ -1,8 +1,10 @@
 """What a rank can tell about itself when its supervisor asks, even while its main thread is stuck.
 
-Stacks come from faulthandler, on a signal: that needs nothing of Python. The collectives it has
-called are told by a thread that sleeps on a named pipe: a rank that waits in a collective does not
-hold Python's lock. Nothing but the standard library is loaded here.
+A thread that sleeps on a named pipe tells the stacks and the collectives: a rank that waits in a
+collective does not hold Python's lock. One that does hold it for good (stuck in a C extension) is
+sent a signal instead, and faulthandler writes its stacks: that needs nothing of Python, but it must
+not meet a thread that runs Python code, whose frames change while they are read (a segmentation
+fault in CPython 3.11). Nothing but the standard library is loaded here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from drivetrain.core.files import write_whole
 
@@ -155,22 +157,22 @@ ASK = "DRIVETRAIN_ASK"
 COLLECTIVES = "DRIVETRAIN_COLLECTIVES"
 STACKS_SIGNAL = signal.SIGUSR2
 _places: dict[str, Path] = {}
-"""Where this process leaves its collectives; empty when nobody asks for them."""
+"""Where this process leaves its answers; empty when nobody asks for them."""
 
 
 def stay_ready() -> None:
     """From now on this process answers."""
     stacks, ask = os.environ.pop(STACKS, None), os.environ.pop(ASK, None)
     collectives = os.environ.pop(COLLECTIVES, None)
-    if stacks is not None:
-        # data workers that are forked write to it too: each line goes to the end
-        file = open(stacks, "a")  # noqa: SIM115 - stays open as long as the process
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-        if not faulthandler.is_enabled():  # the last word of one that a library aborts
-            faulthandler.enable(file=file, all_threads=True)
-    if ask is not None and collectives is not None:
-        _places[COLLECTIVES] = Path(collectives)
-        threading.Thread(target=_listen, args=(ask,), name="answer", daemon=True).start()
+    if stacks is None or ask is None or collectives is None:
+        return
+    # data workers that are forked write to it too: each line goes to the end
+    file = open(stacks, "a")  # noqa: SIM115 - stays open as long as the process
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    if not faulthandler.is_enabled():  # the last word of one that a library aborts
+        faulthandler.enable(file=file, all_threads=True)
+    _places[COLLECTIVES] = Path(collectives)
+    threading.Thread(target=_listen, args=(ask, file), name="answer", daemon=True).start()
 
 
 def tell_collectives() -> None:
@@ -183,7 +185,7 @@ def tell_collectives() -> None:
                 write_whole(place, json.dumps(told))
 
 
-def _listen(path: str) -> None:
+def _listen(path: str, stacks: TextIO) -> None:
     while True:
         try:
             with open(path, "rb", buffering=0) as pipe:  # waits here until somebody asks
@@ -191,4 +193,5 @@ def _listen(path: str) -> None:
         except OSError:
             return  # the session is gone
         if asked:
+            faulthandler.dump_traceback(stacks, all_threads=True)  # holds Python's lock throughout
             tell_collectives()

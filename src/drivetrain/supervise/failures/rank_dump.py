@@ -77,40 +77,48 @@ class DumpFiles:
 
 def collect_dumps(session: Path, living: Sequence[DumpRequest]) -> dict[int, RankDump]:
     """Ask every rank, by local rank; those that have ended may have left something too."""
-    awake = [rank for rank in living if not is_stopped(rank.pid)]
-    benches = [DumpFiles(session, rank.local_rank) for rank in awake]
-    for rank, bench in zip(awake, benches, strict=True):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.pid, STACKS_SIGNAL)
-        _ask(bench.ask)
-    _until_still([bench.stacks for bench in benches], _PATIENCE_S)
-    _wait(lambda: all(bench.collectives.exists() for bench in benches), _PATIENCE_S)
-    for rank, bench in zip(awake, benches, strict=True):
-        for pid in _children(rank.pid)[:_MOST_CHILDREN]:
-            _collect_child(pid, bench.stacks)
-    return {rank.local_rank: DumpFiles(session, rank.local_rank).read() for rank in living}
+    files = {rank.pid: DumpFiles(session, rank.local_rank) for rank in living}
+    awake = [pid for pid in files if not is_stopped(pid)]
+    asked = [pid for pid in awake if _ask(files[pid])]
+    _until_still([files[pid].stacks for pid in asked], _PATIENCE_S)
+    silent = [pid for pid in awake if _size(files[pid].stacks) == 0 and _answers(pid)]
+    for pid in silent:  # something holds Python's lock
+        _signal(pid)
+    _until_still([files[pid].stacks for pid in silent], _PATIENCE_S)
+    _wait(lambda: all(files[pid].collectives.exists() for pid in asked), _PATIENCE_S)
+    for pid in awake:
+        for child in _children(pid)[:_MOST_CHILDREN]:
+            _collect_child(child, files[pid].stacks)
+    return {rank.local_rank: files[rank.pid].read() for rank in living}
 
 
-def _ask(pipe: Path) -> None:
-    with contextlib.suppress(OSError):  # nobody listens: the script has not begun, or is over
-        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(descriptor, b"?")
-        finally:
-            os.close(descriptor)
+def _ask(files: DumpFiles) -> bool:
+    """Whether somebody listens: the script may not have begun, or be over."""
+    try:
+        with open(os.open(files.ask, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as pipe:
+            os.truncate(files.stacks, 0)  # what it said when it was asked before
+            pipe.write(b"?")
+    except OSError:
+        return False
+    return True
+
+
+def _signal(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACKS_SIGNAL)
 
 
 def _collect_child(pid: int, stacks: Path) -> None:
-    """A forked data worker has the same handler and writes to the same file."""
+    """A forked data worker has the same handler and writes to the same file, but no thread."""
     with open(stacks, "a") as file:
         file.write(f"process {pid}:\n")
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, STACKS_SIGNAL)
-        _until_still([stacks], _CHILDS_PATIENCE_S, at_least=stacks.stat().st_size + 1)
+    size = _size(stacks)
+    _signal(pid)
+    _until_still([stacks], _CHILDS_PATIENCE_S, at_least=size + 1)
 
 
 def _children(pid: int) -> list[int]:
-    """Processes a rank has started that would answer; the signal would end the others."""
+    """Processes a rank has started that would answer."""
     try:
         tasks = Path(f"/proc/{pid}/task")
         found = " ".join((task / "children").read_text() for task in tasks.iterdir()).split()
@@ -120,6 +128,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _answers(pid: int) -> bool:
+    """Whether it handles the signal, which would end it otherwise."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
