@@ -231,6 +231,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "drivetrain, random, all to the end": {"sampler": "random"},
     "drivetrain, TPE, all to the end": {},
     "drivetrain, halving, pause": {"rungs": RUNGS},
+    "drivetrain, halving, pause, eager": {"rungs": RUNGS, "schedule": "eager"},
     "drivetrain, halving, stop": {"rungs": RUNGS, "promote": "stop"},
     "drivetrain, halving, stop, generation 3": {"rungs": RUNGS, "promote": "stop", "generation": 3},
     "drivetrain, population": {

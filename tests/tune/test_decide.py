@@ -128,9 +128,13 @@ def _asked_of_optuna(made: Study, state: State, trial: int) -> dict[str, Any]:
     for attempt in range(100):
         seed = sampling._seed(made.settings.seed, trial, attempt)
         with sampling.quiet(optuna):
-            plain = optuna.create_study(sampler=sampling._sampler(optuna, made.settings, seed))
-            for each in range(trial):
-                plain.add_trial(sampling.as_optuna(made, state, each, is_known=each in known))
+            before = [
+                sampling.as_optuna(made, state, each, is_known=each in known)
+                for each in range(trial)
+            ]
+            sampler = sampling._sampler(optuna, made.settings, seed, before)
+            plain = optuna.create_study(sampler=sampler)
+            plain.add_trials(before)
             values: dict[str, Any] = sampling.suggested(made.space, plain.ask())
         if made.space.allows(values):
             return values
@@ -159,11 +163,12 @@ def test_a_driver_looks_at_the_open_trials_only(
     assert len(state.asked) == 120
 
 
-def test_tpe_goes_by_results(tmp_path: Path) -> None:
-    """Else the test above would show nothing: after ten results it no longer asks at random."""
+@pytest.mark.parametrize("generation", [4, 8])
+def test_tpe_goes_by_results(tmp_path: Path, generation: int) -> None:
+    """Else the test above would show nothing: after eight results it no longer asks at random."""
     ends = []
     for sign in (1, -1):
-        made = study(tmp_path / str(sign), num_trials=16, rungs=(), generation=4)
+        made = study(tmp_path / str(sign), num_trials=16, rungs=(), generation=generation)
         journal = Journal(made.path)
         while decide.next_trial(made.settings, journal.state) is not None:
             journal.write(sampling.ask(made, journal.state))
@@ -173,7 +178,12 @@ def test_tpe_goes_by_results(tmp_path: Path) -> None:
                 journal.write(Ended(end.trial, end.rung, end.outcome, end.step, value))
         ends.append([asked.values for asked in journal.state.asked])
     assert ends[0][:8] == ends[1][:8]
-    assert ends[0][12:] != ends[1][12:]
+    assert ends[0][8:] != ends[1][8:]
+
+
+@pytest.mark.parametrize(("generation", "random"), [(1, 10), (4, 8), (6, 10), (8, 8), (32, 10)])
+def test_tpe_draws_about_ten_at_random_in_whole_generations(generation: int, random: int) -> None:
+    assert sampling.random_trials(generation) == random
 
 
 def test_promotions(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from drivetrain.tune.settings import EVOLVING, Settings, Study
 from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
 
 _MOST_TRIES = 100
+_ABOUT = 10
 _NEEDS = {"cmaes": "cmaes", "gp": "scipy", "qmc": "scipy"}
 MIRROR = "optuna.journal"
 """The ended trials once more, for Optuna's own tools; never read here but to be continued."""
@@ -59,7 +60,7 @@ def _drawn(study: Study, state: State) -> dict[str, Scalar]:
             made = optuna.create_study(
                 storage=storage,
                 sampler=_sampler(
-                    optuna, study.settings, _seed(study.settings.seed, trial, attempt)
+                    optuna, study.settings, _seed(study.settings.seed, trial, attempt), earlier
                 ),
                 directions=_directions(study.settings),
             )
@@ -79,7 +80,7 @@ def _seed(seed: int, trial: int, attempt: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _sampler(optuna: Any, settings: Settings, seed: int) -> Any:
+def _sampler(optuna: Any, settings: Settings, seed: int, earlier: list[Any]) -> Any:
     samplers = optuna.samplers
     if settings.sampler == "random":
         return samplers.RandomSampler(seed=seed)
@@ -90,7 +91,20 @@ def _sampler(optuna: Any, settings: Settings, seed: int) -> Any:
         return samplers.CmaEsSampler(seed=seed, popsize=size)
     if settings.sampler == "nsgaii":
         return samplers.NSGAIISampler(seed=seed, population_size=size)
-    return samplers.TPESampler(seed=seed)
+    num_ended = sum(each.state.is_finished() for each in earlier)
+    num_random = random_trials(settings.generation)
+    # of those that have ended some may have failed, and TPE goes by the others
+    least = num_random // 2 if num_ended >= num_random else len(earlier) + 1
+    return samplers.TPESampler(seed=seed, n_startup_trials=least)
+
+
+def random_trials(generation: int) -> int:
+    """How many TPE draws at random: about ten, as Optuna does, in whole generations.
+
+    With ten, a generation of eight would be followed by a second one that goes by nothing.
+    """
+    whole = max(1, round(_ABOUT / generation)) * generation
+    return min(_ABOUT, whole)
 
 
 def require_libraries(settings: Settings) -> None:
