@@ -227,6 +227,13 @@ def ray_tune(arm: str, seed: int, folder: Path, *, is_population: bool) -> Resul
 Arm = Callable[[str, int], Result]
 Wanted = Callable[[str, int], bool]
 RUNGS = (EVERY, 3 * EVERY)
+_POPULATION: Mapping[str, Any] = {
+    "sampler": "random",
+    "rungs": tuple(range(PERTURBED, LAST, PERTURBED)),
+    "population": POPULATION,
+    "generation": POPULATION,
+    "num_trials": POPULATION,
+}
 OURS: Mapping[str, Mapping[str, Any]] = {
     "drivetrain, random, all to the end": {"sampler": "random"},
     "drivetrain, TPE, all to the end": {},
@@ -234,13 +241,8 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "drivetrain, halving, pause, eager": {"rungs": RUNGS, "schedule": "eager"},
     "drivetrain, halving, stop": {"rungs": RUNGS, "promote": "stop"},
     "drivetrain, halving, stop, generation 3": {"rungs": RUNGS, "promote": "stop", "generation": 3},
-    "drivetrain, population": {
-        "sampler": "random",
-        "rungs": tuple(range(PERTURBED, LAST, PERTURBED)),
-        "population": POPULATION,
-        "generation": POPULATION,
-        "num_trials": POPULATION,
-    },
+    "drivetrain, population": _POPULATION,
+    "drivetrain, population, pb2": {**_POPULATION, "explore": "pb2"},
 }
 OPTUNA = {
     "optuna, TPE, all to the end": "none",

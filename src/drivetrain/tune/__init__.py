@@ -9,6 +9,7 @@ decide.py      which runs come next, and which trial is best: pure
 sampling.py    values of one trial, by Optuna: a function of (seed, trial, earlier results)
 population.py  of a population: who is left at a rung, and who forks from whom: pure
 perturb.py     the values a fork goes on with, from its donor's: pure
+pb2.py, gaussian_process.py  a fork's numbers by what members have gained so far: pure
 fork.py        a fork's beginning, and the pin that keeps its donor's checkpoint until then
 lineage.py     who forked from whom, as a tree of text
 replay.py      a trial once more, from the root of its line: the same bits?

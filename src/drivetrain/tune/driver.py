@@ -17,7 +17,7 @@ from drivetrain.launch.target import Status
 from drivetrain.tune import budget, decide, fit, fork, pareto, population, sampling, stopping
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Journal, Promoted
-from drivetrain.tune.settings import Study, left_to_chance
+from drivetrain.tune.settings import Study, left_to_chance, left_to_perturb
 from drivetrain.tune.trial_run import MOST_RESUMES, SETTLE_S, NoAnswer, Runner
 
 LOCK = "driver.lock"
@@ -64,6 +64,8 @@ class Driver:
         self._refuse_hopeless(journal)
         if by_chance := left_to_chance(settings, self.study.space):
             self.say(f"{settings.sampler} draws at random: {', '.join(by_chance)}")
+        if perturbed := left_to_perturb(settings, self.study.space):
+            self.say(f"pb2 chooses numbers alone, and perturbs: {', '.join(perturbed)}")
         if settings.is_measured and settings.asks_by_results:
             self.say(
                 f"{settings.sampler} goes by a time that is measured: trials may be others when "

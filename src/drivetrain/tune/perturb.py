@@ -84,11 +84,11 @@ def perturbed(
     Those that break a constraint are drawn again; a hundred times, and they are the donor's.
     """
     for attempt in range(_MOST_TRIES):
-        chances = _chances(f"{draw}/{attempt}")
+        chance = chances(f"{draw}/{attempt}")
         found: dict[str, Scalar] = {}
         for key, parameter in space.parameters.items():
             if space.is_active(key, found):
-                found[key] = _changed(parameter, values.get(key), rule, chances)
+                found[key] = _changed(parameter, values.get(key), rule, chance)
         if space.allows(found):
             return found
     return dict(values)
@@ -96,10 +96,10 @@ def perturbed(
 
 def chosen(number: int, draw: str) -> int:
     """One of so many."""
-    return int(next(_chances(draw)) * number)
+    return int(next(chances(draw)) * number)
 
 
-def _chances(draw: str) -> Iterator[float]:
+def chances(draw: str) -> Iterator[float]:
     """Numbers from 0 up to 1, by a hash: Python's own generators may change between releases."""
     count = 0
     while True:
@@ -108,9 +108,9 @@ def _chances(draw: str) -> Iterator[float]:
         count += 1
 
 
-def _changed(parameter: Parameter, value: Scalar, rule: Rule, chances: Iterator[float]) -> Scalar:
+def _changed(parameter: Parameter, value: Scalar, rule: Rule, chance: Iterator[float]) -> Scalar:
     # all three are taken, whatever becomes of them, so that keys do not depend on each other
-    anew, side, place = next(chances), next(chances), next(chances)
+    anew, side, place = next(chance), next(chance), next(chance)
     is_up = side >= 0.5
     if isinstance(parameter, Choice):
         if anew < rule.resample or value not in parameter.values:
@@ -118,7 +118,7 @@ def _changed(parameter: Parameter, value: Scalar, rule: Rule, chances: Iterator[
         return _neighbour(parameter.values, parameter.values.index(value), is_up=is_up)
     # nothing becomes of 0 when it is multiplied
     if anew < rule.resample or not isinstance(value, int | float) or value == 0:
-        return _drawn(parameter, place)
+        return at_place(parameter, place)
     wanted = value * rule.factors[is_up]
     if isinstance(parameter, Int) and _on_grid(parameter, wanted) == value:
         wanted = value + (parameter.step if wanted > value else -parameter.step)
@@ -132,13 +132,24 @@ def _neighbour(values: tuple[Scalar, ...], index: int, *, is_up: bool) -> Scalar
     return values[min(max(other, 0), len(values) - 1)]
 
 
-def _drawn(parameter: Float | Int, place: float) -> Scalar:
+def at_place(parameter: Float | Int, place: float) -> Scalar:
+    """From 0, the range's beginning, to 1, its end: each part of the range is as wide."""
     low, high = parameter.low, parameter.high
     if parameter.log:
         return _on_grid(parameter, math.exp(math.log(low) + place * math.log(high / low)))
     # of whole numbers each is as likely: the last one has a place of its own
     width = parameter.step if isinstance(parameter, Int) else 0
     return _on_grid(parameter, low + place * (high - low + width), down=bool(width))
+
+
+def place_of(parameter: Float | Int, value: Scalar) -> float:
+    """Where in its range a value is, from 0 to 1."""
+    low, high = parameter.low, parameter.high
+    if not isinstance(value, int | float) or low == high:
+        return 0.5
+    if parameter.log:
+        return math.log(value / low) / math.log(high / low)
+    return (value - low) / (high - low)
 
 
 def _on_grid(parameter: Float | Int, wanted: float, *, down: bool = False) -> Scalar:

@@ -2,9 +2,9 @@
 
 Member *m* is a place, held by trial *m* at first. At a rung all members are waited for. The worst
 of them, and all that have failed, are left there, and each place goes to a new trial: a fork of one
-of the best, from its checkpoint at that rung, with values near its own. Who forks from whom is a
-hash of (seed, rung, member), and forks are numbered in the order of their places. So nothing
-depends on who was first.
+of the best, from its checkpoint at that rung, with values near its own, or those that `pb2` finds.
+Who forks from whom is a hash of (seed, rung, member), and forks are numbered in the order of their
+places. So nothing depends on who was first.
 """
 
 from __future__ import annotations
@@ -90,8 +90,23 @@ def _fork(study: Study, state: State, holders: list[int], rung: int, place: int)
     values = perturbed(
         study.space, state.asked[donor].values, settings.perturbing, f"{draw}/values"
     )
+    if settings.explore == "pb2":
+        from drivetrain.tune.pb2 import explored  # numpy, which nothing else here needs
+
+        going_on = _going_on(settings, state, holders, rung)
+        values = explored(study, state, rung, going_on, donor, values, draw)
     step = settings.rungs[rung]
     return Due(len(state.asked), place, donor, rung, step, values)
+
+
+def _going_on(settings: Settings, state: State, holders: list[int], rung: int) -> list[int]:
+    """By place, trials that train to the next rung, as far as forks are made."""
+    replaced, forks = _replaced(settings, state, holders, rung) or [], _forks(state)
+    found = [
+        forks.get((rung, place)) if place in replaced else trial
+        for place, trial in enumerate(holders)
+    ]
+    return [trial for trial in found if trial is not None]
 
 
 def _place(state: State, trial: int) -> int:

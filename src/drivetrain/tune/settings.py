@@ -83,6 +83,9 @@ class Settings:
     """Members that train side by side and fork from each other at the rungs; 0: no population."""
     quantile: float = 0.25
     """Of a population: how many are left at each rung, and how many are their donors."""
+    explore: Literal["perturb", "pb2"] = "perturb"
+    """How a fork comes by its values: its donor's, changed by chance; or numbers by what members
+    have gained so far, with a Gaussian process."""
     perturb: tuple[float, float] = (0.8, 1.2)
     """A fork's numbers are its donor's times one of these."""
     resample: float = 0.25
@@ -208,6 +211,9 @@ def _rung_problems(settings: Settings) -> list[Problem]:
         found.append(Problem("--rungs", "must be steps that rise", "--rungs 20,60", shown))
     if settings.population:
         return [*found, *_population_problems(settings)]
+    if settings.explore != "perturb":
+        rule = "says how forks of a population come by their values"
+        found.append(Problem("--explore", rule, "--population 8", settings.explore))
     if rungs and settings.stopping == "none":
         rule, remedy = "nothing is decided at --rungs then", "leave --rungs out"
         found.append(Problem("--stopping", rule, remedy, settings.stopping))
@@ -275,10 +281,15 @@ def _grid_problems(settings: Settings, space: Space) -> list[Problem]:
 
 
 def _number_problems(settings: Settings, space: Space) -> list[Problem]:
-    if settings.sampler != "cmaes" or len(left_to_chance(settings, space)) < len(space.parameters):
+    if space.numbers:
         return []
     rule = "searches numbers that every trial has, and the space has none"
-    return [Problem("--sampler", rule, "--sampler tpe", settings.sampler)]
+    found = []
+    if settings.sampler == "cmaes":
+        found.append(Problem("--sampler", rule, "--sampler tpe", settings.sampler))
+    if settings.explore == "pb2":
+        found.append(Problem("--explore", rule, "--explore perturb", settings.explore))
+    return found
 
 
 def left_to_chance(settings: Settings, space: Space) -> list[str]:
@@ -289,6 +300,13 @@ def left_to_chance(settings: Settings, space: Space) -> list[str]:
         if (settings.sampler in (*EVOLVING, "gp") and parameter.when)
         or (settings.sampler == "cmaes" and isinstance(parameter, Choice))
     ]
+
+
+def left_to_perturb(settings: Settings, space: Space) -> list[str]:
+    """Keys that a fork's model does not choose."""
+    if settings.explore != "pb2":
+        return []
+    return [key for key in space.parameters if key not in space.numbers]
 
 
 def is_study(address: str) -> bool:

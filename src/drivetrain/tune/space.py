@@ -98,6 +98,15 @@ class Space:
         if problems := [*_problems(self)]:
             raise ConfigError(problems)
 
+    @property
+    def numbers(self) -> dict[str, Float | Int]:
+        """Ranges that every trial has a value of."""
+        return {
+            key: each
+            for key, each in self.parameters.items()
+            if not isinstance(each, Choice) and not each.when
+        }
+
     def is_active(self, key: str, values: Mapping[str, Scalar]) -> bool:
         """Whether the key belongs to a trial that has these values of the keys before it."""
         when = self.parameters[key].when

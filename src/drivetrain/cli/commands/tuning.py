@@ -90,6 +90,13 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
     quantile: Annotated[
         float, typer.Option(help="Part of a population that is replaced, by forks of the best.")
     ] = 0.25,
+    explore: Annotated[
+        str,
+        typer.Option(
+            help="How a fork's values come about: perturb (by chance, near its donor's) or pb2 "
+            "(numbers by a Gaussian process of what members have gained so far)."
+        ),
+    ] = "perturb",
     perturb: Annotated[
         str, typer.Option(help="A fork's numbers are its donor's times one of these.")
     ] = "0.8,1.2",
@@ -140,6 +147,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
         "warm_start": warm_start,
         "population": population,
         "quantile": quantile,
+        "explore": explore,
         "perturb": perturb,
         "resample": resample,
         "cluster": cluster,

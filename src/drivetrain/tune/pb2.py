@@ -1,0 +1,158 @@
+"""PB2: a fork's numbers by a Gaussian process instead of by chance. Pure: what it draws is a hash.
+
+Population Based Bandits (Parker-Holder et al., 2020). What a member gains from one rung to the next
+is a function of its values that changes with time. A fork gets the values whose gain has the
+highest upper confidence bound in the coming interval. Members that already go on to the next rung
+count as looked at there, so that forks of one rung differ: the variance of a Gaussian process does
+not depend on what they will find.
+
+Gains enter by their rank within the interval (as normal scores). Early ones are larger than late
+ones by orders of magnitude, one member that diverges would make all others look the same, and the
+loss before the first step, which nobody has evaluated, was the same for all. Beside the values
+stands how good the member was when the interval began, for the worst have most to gain.
+
+The result is one of a set of points that no sum decides, so that rounding does not enter it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from drivetrain.tune import gaussian_process
+from drivetrain.tune.gaussian_process import Array
+from drivetrain.tune.journal import Ended, State
+from drivetrain.tune.perturb import at_place, chances, place_of
+from drivetrain.tune.settings import Settings, Study
+from drivetrain.tune.space import Scalar, Space
+
+_MOST = 256
+"""Results that the model is fitted to, the newest; what it costs grows with their third power."""
+_NUM_CANDIDATES = 512
+_WIDTHS = (1.0, 0.25, 0.0625)
+"""Candidates are drawn from the whole space, then ever nearer to the best so far."""
+
+
+def explored(
+    study: Study,
+    state: State,
+    rung: int,
+    going_on: Sequence[int],
+    donor: int,
+    perturbed: Mapping[str, Scalar],
+    draw: str,
+) -> dict[str, Scalar]:
+    """The values of a fork from `rung`: the perturbed ones, with numbers of its own choice.
+
+    `going_on` are the trials that train to the next rung, as far as they are known.
+    """
+    points, gains = observed(study, state, rung)
+    pending = [
+        [rung + 1, _standing(study.settings, state, trial, rung + 1), *_places(study, state, trial)]
+        for trial in going_on
+    ]
+    looked_at = np.array([*points.tolist(), *pending])
+    kernel = gaussian_process.fitted(points, gains)
+    # the schedule and constants of the authors' code, but above 0 for one result, too
+    width = math.sqrt(0.2 * math.log(1 + 0.4 * len(gains)))
+    begins = [rung + 1, _share(study.settings, state, state.ended[donor, rung])]
+
+    def bound(places: Array) -> Array:
+        at = np.hstack([np.tile(begins, (len(places), 1)), places])
+        expected = gaussian_process.mean(kernel, points, gains, at)
+        return expected + width * gaussian_process.deviation(kernel, looked_at, at)
+
+    return best_of(study.space, perturbed, bound, draw)
+
+
+def observed(study: Study, state: State, last: int) -> tuple[Array, Array]:
+    """Points and gains of all intervals up to a rung, in the order of (rung, trial).
+
+    A loss that is no longer a number is the least gain. What has failed otherwise, or was too
+    large to begin, says nothing of its values, and is left out.
+    """
+    points, gains = [], []
+    for rung in range(last + 1):
+        here = [
+            each
+            for (_, at), each in sorted(state.ended.items())
+            if at == rung and each.outcome in ("done", "not_finite")
+        ]
+        found = [_gain(study.settings, state, each) for each in here]
+        for each, gain in zip(here, found, strict=True):
+            standing = _standing(study.settings, state, each.trial, rung)
+            points.append([rung, standing, *_places(study, state, each.trial)])
+            gains.append(NormalDist().inv_cdf(_rank(gain, found)))
+    return np.array(points[-_MOST:], dtype=float), np.array(gains[-_MOST:])
+
+
+def best_of(
+    space: Space, values: Mapping[str, Scalar], bound: Callable[[Array], Array], draw: str
+) -> dict[str, Scalar]:
+    """The candidate with the highest bound; where constraints allow none, `values` as they are."""
+    ranges = space.numbers
+    best, middle, highest = dict(values), [0.5] * len(ranges), -math.inf
+    chance = chances(f"{draw}/pb2")
+    for width in _WIDTHS:
+        found = []
+        for _ in range(_NUM_CANDIDATES):
+            near = [min(max(each + width * (next(chance) - 0.5), 0.0), 1.0) for each in middle]
+            numbers = {
+                key: at_place(each, place)
+                for (key, each), place in zip(ranges.items(), near, strict=True)
+            }
+            if space.allows(candidate := {**values, **numbers}):
+                found.append(candidate)
+        if not found:
+            continue
+        places = [[place_of(each, one[key]) for key, each in ranges.items()] for one in found]
+        bounds = bound(np.array(places))
+        first = int(np.argmax(bounds))
+        if bounds[first] > highest:
+            best, middle, highest = found[first], places[first], float(bounds[first])
+    return best
+
+
+def _places(study: Study, state: State, trial: int) -> list[float]:
+    values = state.asked[trial].values
+    return [place_of(each, values.get(key)) for key, each in study.space.numbers.items()]
+
+
+def _before(state: State, trial: int, rung: int) -> Ended | None:
+    """What a trial began an interval with: its own result, or its donor's; none at the start."""
+    fork = state.asked[trial].fork
+    whose = fork.donor if fork is not None and fork.rung == rung - 1 else trial
+    return state.ended.get((whose, rung - 1))
+
+
+def _gain(settings: Settings, state: State, end: Ended) -> float:
+    if end.value is None:
+        return -math.inf
+    before = _before(state, end.trial, end.rung)
+    began = 0.0 if before is None or before.value is None else before.value
+    return began - end.value if settings.mode == "min" else end.value - began
+
+
+def _standing(settings: Settings, state: State, trial: int, rung: int) -> float:
+    before = _before(state, trial, rung)
+    return 0.5 if before is None else _share(settings, state, before)
+
+
+def _share(settings: Settings, state: State, end: Ended) -> float:
+    """How good a result is among those at its rung: near 0 the worst, near 1 the best."""
+    sign = -1.0 if settings.mode == "min" else 1.0
+    values = [
+        sign * each.value
+        for (_, rung), each in state.ended.items()
+        if rung == end.rung and each.value is not None
+    ]
+    return 0.5 if end.value is None else _rank(sign * end.value, values)
+
+
+def _rank(value: float, among: Sequence[float]) -> float:
+    """The part of them that is below; equals share their places."""
+    below, equal = sum(each < value for each in among), sum(each == value for each in among)
+    return (below + equal / 2) / len(among)
