@@ -13,38 +13,43 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-_LENGTHS = (0.2, 0.1, 0.4, 0.8, 1.6)
+_LENGTHS = (0.2, 0.1, 0.4, 0.8)
+_OF_CONTEXT = (2.0, 0.4)
 _FORGETTING = (0.1, 0.0, 0.4)
-_NOISE = (0.1, 0.01, 0.3, 0.7)
+_NOISE = (0.1, 0.3, 0.7)
 """Where the likelihood cannot tell, the first is taken: of one interval nobody knows how fast it is
-forgotten."""
+forgotten, nor what the context means."""
 
 
 @dataclass(frozen=True)
 class Apart:
     """How far two sets of points are from each other, all with all.
 
-    Points are rows: the time, then coordinates from 0 to 1.
+    Points are rows: the time, a context that nobody chooses, then what is chosen, from 0 to 1.
     """
 
     times: Array
+    contexts: Array
     squares: Array
+    """Of the distance of what is chosen."""
 
     @classmethod
     def of(cls, these: Array, those: Array) -> Apart:
         """One row for each of these, one column for each of those."""
-        times = np.abs(these[:, None, 0] - those[None, :, 0])
-        return cls(times, ((these[:, None, 1:] - those[None, :, 1:]) ** 2).sum(axis=2))
+        between = np.abs(these[:, None, :] - those[None, :, :])
+        return cls(between[..., 0], between[..., 1], (between[..., 2:] ** 2).sum(axis=2))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A squared exponential over the values, fading with the time between two points.
+    """A squared exponential over values and context, fading with the time between two points.
 
     Targets have a variance of 1, of which `noise` is the part that the points do not explain.
     """
 
     length: float
+    of_context: float
+    """The context's own length."""
     forgetting: float
     """The ε of (1 - ε)^(|t - t'| / 2)."""
     noise: float
@@ -52,7 +57,8 @@ class Kernel:
     def covariance(self, apart: Apart) -> Array:
         """Without the noise."""
         fading = (1.0 - self.forgetting) ** (apart.times / 2)
-        found: Array = (1.0 - self.noise) * fading * np.exp(-apart.squares / 2 / self.length**2)
+        far = apart.squares / self.length**2 + (apart.contexts / self.of_context) ** 2
+        found: Array = (1.0 - self.noise) * fading * np.exp(-far / 2)
         return found
 
     def root(self, apart: Apart) -> Array:
@@ -70,7 +76,7 @@ class Kernel:
 def fitted(points: Array, targets: Array) -> Kernel:
     """The likeliest of a grid of kernels: an optimizer would have its last bits in the result."""
     apart = Apart.of(points, points)
-    kernels = starmap(Kernel, product(_LENGTHS, _FORGETTING, _NOISE))
+    kernels = starmap(Kernel, product(_LENGTHS, _OF_CONTEXT, _FORGETTING, _NOISE))
     return max(kernels, key=lambda each: each.log_likelihood(apart, targets))
 
 

@@ -56,7 +56,7 @@ def explored(
     ]
     looked_at = np.array([*points.tolist(), *pending])
     kernel = gaussian_process.fitted(points, gains)
-    # the schedule and constants of the authors' code, but above 0 for one result, too
+    # the schedule and the constants of the authors' code, but above 0 for one result, too
     width = math.sqrt(0.2 * math.log(1 + 0.4 * len(gains)))
     begins = [rung + 1, _share(study.settings, state, state.ended[donor, rung])]
 
@@ -65,7 +65,19 @@ def explored(
         expected = gaussian_process.mean(kernel, points, gains, at)
         return expected + width * gaussian_process.deviation(kernel, looked_at, at)
 
-    return best_of(study.space, perturbed, bound, draw)
+    return best_of(study.space, perturbed, bound, draw, _same_line(state, rung, going_on, donor))
+
+
+def _same_line(
+    state: State, rung: int, going_on: Sequence[int], donor: int
+) -> list[Mapping[str, Scalar]]:
+    """Values that go on from the donor already: once more, they would be the same run again."""
+    asked = [state.asked[trial] for trial in going_on]
+    return [
+        each.values
+        for each in asked
+        if each.trial == donor or (each.fork and (each.fork.donor, each.fork.rung) == (donor, rung))
+    ]
 
 
 def observed(study: Study, state: State, last: int) -> tuple[Array, Array]:
@@ -90,9 +102,13 @@ def observed(study: Study, state: State, last: int) -> tuple[Array, Array]:
 
 
 def best_of(
-    space: Space, values: Mapping[str, Scalar], bound: Callable[[Array], Array], draw: str
+    space: Space,
+    values: Mapping[str, Scalar],
+    bound: Callable[[Array], Array],
+    draw: str,
+    taken: Sequence[Mapping[str, Scalar]] = (),
 ) -> dict[str, Scalar]:
-    """The candidate with the highest bound; where constraints allow none, `values` as they are."""
+    """The candidate with the highest bound; where none is allowed, `values` as they are."""
     ranges = space.numbers
     best, middle, highest = dict(values), [0.5] * len(ranges), -math.inf
     chance = chances(f"{draw}/pb2")
@@ -104,7 +120,8 @@ def best_of(
                 key: at_place(each, place)
                 for (key, each), place in zip(ranges.items(), near, strict=True)
             }
-            if space.allows(candidate := {**values, **numbers}):
+            candidate = {**values, **numbers}
+            if space.allows(candidate) and candidate not in taken:
                 found.append(candidate)
         if not found:
             continue
