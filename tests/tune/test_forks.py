@@ -92,3 +92,21 @@ def test_a_population_of_real_trials_killed_and_replayed(
     done = subprocess.run(verify, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not equal; the replay is in" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_line_whose_values_pb2_chose_is_replayed_to_the_bit(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    flags = ("--population", "2", "--quantile", "0.5", "--rungs", "4", "--explore", "pb2")
+    space = "parameters: {optimization.learning_rate: {low: 1e-3, high: 3e-1, log: true}}"
+    studies = [tmp_path / "one", tmp_path / "two"]
+    for number, path in enumerate(studies, 1):
+        done = tune(path, *flags, "--parallel-trials", str(number), space=space)
+        assert done.returncode == 0, done.stderr
+    assert facts(studies[0]) == facts(studies[1])
+    verify = [sys.executable, "-m", "drivetrain", "tune", "verify", str(studies[1]), "--trial", "2"]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal: " in done.stdout

@@ -308,6 +308,10 @@ def test_it_does_not_matter_who_came_first(tmp_path: Path) -> None:
         later.take(asked)
     for at in sorted(state.ended, reverse=True):
         later.take(state.ended[at])
+    for ours, theirs in zip(
+        pb2.observed(made, state, 0), pb2.observed(made, later, 0), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
     assert forks(made, state) == forks(made, later)
 
 
