@@ -34,8 +34,9 @@ def test_ours_trains_no_more_steps_than_the_budget_has(arm: str) -> None:
     assert found.trials >= (9 if "halving" in arm else 4)
 
 
-def test_a_population_spends_all_of_it_and_forks_go_on_from_their_donors() -> None:
-    arm = {**OURS["drivetrain, population"], "population": 4, "generation": 4, "num_trials": 4}
+@pytest.mark.parametrize("name", ["drivetrain, population", "drivetrain, population, pb2"])
+def test_a_population_spends_all_of_it_and_forks_go_on_from_their_donors(name: str) -> None:
+    arm = {**OURS[name], "population": 4, "generation": 4, "num_trials": 4}
     found = ours("population", 0, 4 * LAST, **arm)
     assert found.steps == 4 * LAST, "forks train what is left, not from the start"
     assert found.trials == 4 + LAST // PERTURBED - 1, "one of four is replaced at every rung"
