@@ -11,7 +11,8 @@ ones by orders of magnitude, one member that diverges would make all others look
 loss before the first step, which nobody has evaluated, was the same for all. Beside the values
 stands how good the member was when the interval began, for the worst have most to gain.
 
-The result is one of a set of points that no sum decides, so that rounding does not enter it.
+The result is one of a set of candidates, not where an optimizer stopped: rounding can only decide
+between two that are as good.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def explored(
     ]
     looked_at = np.array([*points.tolist(), *pending])
     kernel = gaussian_process.fitted(points, gains)
-    # the schedule and the constants of the authors' code, but above 0 for one result, too
+    # the constants of the authors' code, times the deviation as in GP-UCB (theirs: the variance);
+    # the 1 keeps it above 0 for a single result
     width = math.sqrt(0.2 * math.log(1 + 0.4 * len(gains)))
     begins = [rung + 1, _share(study.settings, state, state.ended[donor, rung])]
 
