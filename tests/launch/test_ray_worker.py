@@ -29,9 +29,9 @@ print(json.dumps(outcome[0]))
 """
 
 
-def outcome_of(run_dir: Path, *words: str) -> Any:
+def outcome_of(run_dir: Path, *words: str, **more: Any) -> Any:
     run_dir.mkdir(exist_ok=True)
-    config = {"argv": words, "working_dir": str(run_dir.parent), "run_dir": str(run_dir)}
+    config = {"argv": words, "working_dir": str(run_dir.parent), "run_dir": str(run_dir), **more}
     done = subprocess.run(
         [sys.executable, "-c", IN_A_THREAD, json.dumps(config)],
         capture_output=True,
@@ -46,6 +46,12 @@ def script(folder: Path, text: str) -> str:
     (folder / "beside.py").write_text("VALUE = 3\n")
     (folder / "train.py").write_text(text)
     return "train.py"
+
+
+def test_changes_that_are_accepted_reach_the_contract(tmp_path: Path) -> None:
+    told = "from drivetrain.train import contract\nassert contract.accepted_changes() == "
+    changes, text = ["seed", "a.b"], f"{told}{{'seed', 'a.b'}}"
+    assert outcome_of(tmp_path / "run", script(tmp_path, text), accepted_changes=changes) is None
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,11 @@ def test_the_driver_is_what_is_written_down(name: str, target: Ray, job: Job) ->
     assert text == (GOLDEN / name).read_text()
 
 
+def test_changes_that_are_accepted_are_in_the_driver() -> None:
+    job = a_job(flags=("--accept-change=seed", "--accept-change=data.shuffle"))
+    assert '"accepted_changes": ["seed", "data.shuffle"],' in Ray().render(job).text
+
+
 def test_the_command_by_hand_has_the_variables_and_the_file() -> None:
     target = Ray(address="http://head:8265", python="python")
     command = target.render(a_job(environment=(("TOKEN", "a b"),))).command
@@ -109,7 +114,8 @@ def test_what_ray_would_refuse_is_said_before(
 def test_a_good_request_has_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
-    request = read_request(["--on", "ray", "--max-restarts=3", "--nodes=2", "train.py"])
+    flags = ["--max-restarts=3", "--nodes=2", "--accept-change=seed"]
+    request = read_request(["--on", "ray", *flags, "train.py"])
     assert request is not None
     assert request.target.problems(request.job) == []
 

@@ -107,7 +107,8 @@ def _resource(text: str) -> tuple[str, float] | None:
 
 MAX_RESTARTS = 100
 """As `drivetrain train` has it everywhere."""
-_UNDERSTOOD = ("--max-restarts", "-m", "--module")
+_ACCEPT = "--accept-change"
+_UNDERSTOOD = ("--max-restarts", _ACCEPT, "-m", "--module")
 
 _TEXT = '''"""{title}. By hand: RAY_ADDRESS=HEAD:6379 python job.py"""
 
@@ -128,7 +129,7 @@ trainer = TorchTrainer(
     train_loop_config={{
         "argv": {argv},
         "working_dir": {working_dir},
-        "run_dir": run_dir,
+        "run_dir": run_dir,{accepted}
     }},
     torch_config=TorchConfig(backend={backend}),
     scaling_config=ScalingConfig(
@@ -154,6 +155,7 @@ def driver_script(job: Job, options: RayOptions) -> str:
         run_dir=_literal(job.run_dir),
         working_dir=_literal(job.working_dir),
         argv=_literal(script_argv(job)),
+        accepted=_accepted(job),
         backend=_literal("cpu:gloo,cuda:nccl" if job.gpus_per_node else "gloo"),
         scaling="".join(f"        {line},\n" for line in _scaling(job, options)).rstrip("\n"),
         max_failures=max_failures(job),
@@ -167,8 +169,18 @@ def script_argv(job: Job) -> list[str]:
 
 def max_failures(job: Job) -> int:
     """`--max-restarts`, in Ray's words."""
-    given = [word.partition("=")[2] for word in job.flags if word.startswith("--max-restarts=")]
+    given = _given(job, "--max-restarts")
     return int(given[-1]) if given and given[-1].isdigit() else MAX_RESTARTS
+
+
+def _accepted(job: Job) -> str:
+    """A line for the workers, where the run may go on although something has changed."""
+    keys = _given(job, _ACCEPT)
+    return f'\n        "accepted_changes": {_literal(keys)},' if keys else ""
+
+
+def _given(job: Job, flag: str) -> list[str]:
+    return [word.partition("=")[2] for word in job.flags if word.startswith(f"{flag}=")]
 
 
 def foreign_flags(job: Job) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 from drivetrain.launch import ownership
 from drivetrain.launch.targets.ray.failures import ScriptFailed
 from drivetrain.record.requests import ask_to_stop
-from drivetrain.record.session import RUN_DIR, SESSION, TRAINS, read_progress
+from drivetrain.record.session import ACCEPT_CHANGE, RUN_DIR, SESSION, TRAINS, read_progress
 from drivetrain.supervise.policy import PREEMPTED_CODE
 from drivetrain.supervise.processes.worker import run_argv
 
@@ -40,6 +40,8 @@ def run_script(config: dict[str, Any]) -> str | None:
         SESSION: str(session),
         "TORCHELASTIC_ERROR_FILE": str(errors),
     }
+    if accepted := config.get("accepted_changes"):
+        os.environ[ACCEPT_CHANGE] = ",".join(accepted)
     os.chdir(config["working_dir"])
     sys.path.insert(0, "")  # the script's folder takes this place
     stop_file = Path(config["run_dir"]) / STOP_FILE
