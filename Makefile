@@ -148,7 +148,7 @@ streams:                          ## every stream and sampler, counted sample by
 tune:                             ## a study with its driver and trials killed, on one worker, two, and every target: the same winner?
 	$(BIN)/pytest -m long tests/tune
 
-tune-targets:                     ## one study on local, hosts, Slurm and Ray: the same winner? (needs root, and Ray installed)
+tune-targets:                     ## every search on local, hosts, Slurm and Ray: the same winner? (needs root, and Ray installed)
 	$(BIN)/python -m tests.tune.on_targets benchmarks/results/tune
 
 tune-workers:                     ## 32 trials by halving and as a population, on 1, 2, 3 workers and with kills: the same winner? (an hour)

@@ -38,7 +38,7 @@ from drivetrain.core.statistics import bootstrap
 from drivetrain.tune import budget, decide, population, sampling
 from drivetrain.tune.budget import Budget
 from drivetrain.tune.decide import Work
-from drivetrain.tune.journal import Asked, Ended, Fork, State
+from drivetrain.tune.journal import Asked, Ended, Fork, Promoted, State
 from drivetrain.tune.settings import Settings, Study
 
 BUDGET = 16 * LAST
@@ -109,6 +109,9 @@ def search(settings: Settings, most: Budget | None) -> tuple[State, InProcess]:
             state.take(asked := Asked(due.trial, due.values, fork))
             trials.begin(asked)
             continue
+        if settings.schedule == "eager":
+            for each in decide.newly_promoted(settings, state):
+                state.take(Promoted(each.trial, each.rung))
         work = next((w for w in decide.ready(settings, state) if affords(w.rung)), None)
         if work is not None:
             state.take(trials.train(work, state))
@@ -238,7 +241,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "drivetrain, random, all to the end": {"sampler": "random"},
     "drivetrain, TPE, all to the end": {},
     "drivetrain, halving, pause": {"rungs": RUNGS},
-    "drivetrain, halving, pause, eager": {"rungs": RUNGS, "schedule": "eager"},
+    "drivetrain, halving, eager": {"rungs": RUNGS, "schedule": "eager"},
     "drivetrain, halving, stop": {"rungs": RUNGS, "promote": "stop"},
     "drivetrain, halving, stop, generation 3": {"rungs": RUNGS, "promote": "stop", "generation": 3},
     "drivetrain, population": _POPULATION,

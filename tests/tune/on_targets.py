@@ -1,6 +1,7 @@
-"""One small study on each target that can be started here, with its driver killed on the way.
+"""Small studies on each target that can be started here, each with its driver killed on the way.
 
-`python -m tests.tune.on_targets RESULTS [PLACE …]` writes RESULTS/targets.md.
+`python -m tests.tune.on_targets RESULTS [PLACE …]` writes RESULTS/targets.md; studies that RESULTS
+has are not repeated.
 """
 
 from __future__ import annotations
@@ -31,12 +32,36 @@ from tests.support.slurm import SlurmCluster, make_slurm
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests/scripts/tuned.py")
-SPACE = """
+CHOICES = """
 parameters:
   optimization.learning_rate: [0.3, 0.03, 0.003, 1e30]
   seed: [1, 2, 3]
 """
-FLAGS = ("--trials=3", "--generation=3", "--rungs=4", "--sampler=random", "--seed=5")
+RANGES = """
+parameters:
+  optimization.learning_rate: {low: 1e-3, high: 0.5, log: true}
+  optimization.weight_decay: {low: 0.0, high: 0.1}
+"""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a study is asked to do."""
+
+    flags: tuple[str, ...]
+    space: str = RANGES
+
+
+PAUSE = "successive halving, pause"
+SEARCHES = {
+    "random": Search(("--trials=3", "--sampler=random")),
+    "TPE": Search(("--trials=10", "--generation=8")),  # the ninth goes by the first eight
+    PAUSE: Search(("--trials=3", "--generation=3", "--rungs=4", "--sampler=random"), CHOICES),
+    "successive halving, stop": Search(
+        ("--trials=4", "--generation=2", "--rungs=4", "--sampler=random", "--promote=stop")
+    ),
+    "population": Search(("--population=3", "--rungs=4,8", "--sampler=random", "--quantile=0.34")),
+}
 RANKS = ("--nproc-per-trial=2", "--parallel-trials=2")
 ENOUGH_S = 1500.0
 Facts = tuple[Any, Any]
@@ -51,15 +76,17 @@ class Desk:
     host: Host | None = None
     env: dict[str, str] | None = None
     cluster: SlurmCluster | None = None
+    search: str = PAUSE
 
     @property
     def study(self) -> Path:
-        return self.folder / "study"
+        return self.folder / "studies" / self.search.replace(", ", "-").replace(" ", "-")
 
     def start(self, output: Path, *more: str) -> subprocess.Popen[str]:
-        space = self.folder / "space.yaml"
-        space.write_text(SPACE)
-        words = ["tune", SCRIPT, f"--space={space}", f"--study={self.study}", *FLAGS, *RANKS]
+        search, space = SEARCHES[self.search], self.folder / "space.yaml"
+        space.write_text(search.space)
+        about = [f"--space={space}", f"--study={self.study}", "--seed=5"]
+        words = ["tune", SCRIPT, *about, *search.flags, *RANKS]
         command = [sys.executable, "-m", "drivetrain", *words, *self.flags, *more]
         environment = {**(self.env or os.environ), "OMP_NUM_THREADS": "1"}
         with output.open("w") as file:
@@ -167,48 +194,55 @@ def winner_of(study: Path) -> tuple[int, float, str]:
     return best.trial, best.value, digest.hexdigest()
 
 
-def measure(place: str) -> dict[str, Any]:
-    """The study there, its driver killed once."""
-    with tempfile.TemporaryDirectory(prefix="tune-") as name, PLACES[place][1](Path(name)) as desk:
-        began_s = time.monotonic()
-        said = killed_and_run(desk)
-        trial, value, sha256 = winner_of(desk.study)
-        asked, ended = facts_of(desk.study)
-        return {
-            "seconds": time.monotonic() - began_s,
-            "adopted": said.count("adopted"),
-            "winner": trial,
-            "value": value,
-            "sha256": sha256,
-            "asked": [dict(each.values) for each in asked],
-            "ended": ended,
-        }
+def measure(desk: Desk) -> dict[str, Any]:
+    """A study there, its driver killed once."""
+    began_s = time.monotonic()
+    said = killed_and_run(desk)
+    trial, value, sha256 = winner_of(desk.study)
+    asked, ended = facts_of(desk.study)
+    return {
+        "seconds": time.monotonic() - began_s,
+        "adopted": said.count("adopted"),
+        "winner": trial,
+        "value": value,
+        "sha256": sha256,
+        "asked": [dict(each.values) for each in asked],
+        "ended": ended,
+    }
 
 
-def table(found: dict[str, dict[str, Any]]) -> list[str]:
+Found = dict[str, dict[str, dict[str, Any]]]
+"""By place and search."""
+
+
+def table(found: Found) -> list[str]:
     """For people; the same result as `local`, or not."""
     lines = [
-        "# One study on every target",
+        "# Every search on every target",
         "",
-        "`make tune-targets`: three trials of two ranks (`tests/scripts/tuned.py`), two at a time,"
-        " one rung; the driver is killed once a trial is submitted, and started again. Same:"
-        " trials, values, outcomes and promotions are those of this machine, to the last bit.",
+        "`make tune-targets`: three to ten trials of two ranks (`tests/scripts/tuned.py`), two at"
+        " a time; each study's driver is killed once a trial is submitted, and started again. Same:"
+        " trials, values, outcomes, promotions and forks are those of this machine, to the last"
+        " bit.",
         "",
-        "| where | adopted | winner | its loss | SHA-256 of its weights | same |",
-        "| --- | ---: | ---: | ---: | --- | --- |",
+        "| search | where | adopted | winner | its loss | SHA-256 of its weights | same |",
+        "| --- | --- | ---: | ---: | ---: | --- | --- |",
     ]
-    expected = found.get("local")
-    for place, (title, _) in PLACES.items():
-        if (row := found.get(place)) is None:
-            continue
-        keys = ("winner", "value", "sha256", "asked", "ended")
-        same = expected is not None and all(row[key] == expected[key] for key in keys)
-        shown = f"{row['winner']} | {row['value']!r} | `{row['sha256'][:16]}…`"
-        lines.append(f"| {title} | {row['adopted']} | {shown} | {'yes' if same else '**no**'} |")
+    keys = ("winner", "value", "sha256", "asked", "ended")
+    for search in SEARCHES:
+        expected = found.get("local", {}).get(search)
+        for place, (title, _) in PLACES.items():
+            if (row := found.get(place, {}).get(search)) is None:
+                continue
+            same = expected is not None and all(row[key] == expected[key] for key in keys)
+            shown = f"{row['winner']} | {row['value']!r} | `{row['sha256'][:16]}…`"
+            cells = f"{search} | {title} | {row['adopted']} | {shown}"
+            lines.append(f"| {cells} | {'yes' if same else '**no**'} |")
     missing = [
-        f"{title} (not run to its end)"
-        for place, (title, _) in PLACES.items()
-        if place not in found
+        f"{search} on {place} (not run to its end)"
+        for search in SEARCHES
+        for place in PLACES
+        if search not in found.get(place, {})
     ]
     missing.append("Kubernetes (no API server and nodes to be had)")
     return [*lines, "", f"Not in the table: {'; '.join(missing)}.", ""]
@@ -218,12 +252,21 @@ def main(folder: Path, places: Sequence[str]) -> None:
     """Measure, keep what was found (targets.json), and write the table."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "targets.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
+    found: Found = json.loads(file.read_text()) if file.exists() else {}
     for place in places or PLACES:
-        found[place] = measure(place)
-        file.write_text(json.dumps(found, indent=1) + "\n")
-        found = json.loads(file.read_text())
-        (folder / "targets.md").write_text("\n".join(table(found)))
+        missing = [search for search in SEARCHES if search not in found.get(place, {})]
+        if not missing:
+            continue
+        with (
+            tempfile.TemporaryDirectory(prefix="tune-") as name,
+            PLACES[place][1](Path(name)) as desk,
+        ):
+            for search in missing:
+                desk.search = search
+                found.setdefault(place, {})[search] = measure(desk)
+                file.write_text(json.dumps(found, indent=1) + "\n")
+                found = json.loads(file.read_text())
+    (folder / "targets.md").write_text("\n".join(table(found)))
 
 
 if __name__ == "__main__":
