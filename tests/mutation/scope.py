@@ -73,7 +73,13 @@ GROUPS = {
                     ),
                     *("stopping", "trained_only", "export_memory", "pretrained", "whose_run"),
                     *("small_parts", "stream_parts", "parts_of_state"),
-                    *("attempt_parts", "staging", "checkpoint_parts", "data_parts"),
+                    *(
+                        "attempt_parts",
+                        "staging",
+                        "checkpoint_parts",
+                        "checkpoint_files",
+                        "data_parts",
+                    ),
                 )
             ),
             "tests/resume",
