@@ -33,9 +33,11 @@ from drivetrain.checkpoint import checkpointer as checkpointer_module
 from drivetrain.checkpoint import export, lineage, shards, storage, tensor_index
 from drivetrain.checkpoint.catalogue import read_manifest
 from drivetrain.checkpoint.checkpointer import Checkpointer, Saved, versions
+from drivetrain.checkpoint.compare import compare
 from drivetrain.checkpoint.contract import Contract
 from drivetrain.checkpoint.export import Exported, SharedExport, export_weights
 from drivetrain.checkpoint.failures import RanksFailed
+from drivetrain.checkpoint.frozen import FrozenBase
 from drivetrain.checkpoint.gathered import GatheredState
 from drivetrain.checkpoint.manifest import (
     NAME,
@@ -47,7 +49,7 @@ from drivetrain.checkpoint.manifest import (
 )
 from drivetrain.checkpoint.pins import pin
 from drivetrain.checkpoint.shards import ShardReader, ShardWriter
-from drivetrain.checkpoint.sharing import Held, answers, homes_of, keys_of, own_share
+from drivetrain.checkpoint.sharing import Held, Sharing, answers, homes_of, keys_of, own_share
 from drivetrain.checkpoint.state import (
     TrainingState,
     Value,
@@ -1258,3 +1260,137 @@ def test_one_process_is_nothing_to_warn_of_and_said_so_once() -> None:
         assert len(filters) == 1
         with pytest.raises(UserWarning, match="something else"):
             warnings.warn("something else", stacklevel=1)
+
+
+def test_only_what_is_trained_is_saved_and_the_base_must_be_the_same(saver: Checkpointer) -> None:
+    model, optimizer = trained()
+
+    def state(model: Small, optimizer: torch.optim.Optimizer) -> TrainingState:
+        base = FrozenBase({"model.frozen": model.frozen}, lambda values: values)
+        return TrainingState(model, optimizer, base=base, common={"run": Thing()})
+
+    saved(saver, 4, state(model, optimizer), contents="trained")
+    (manifest,) = saver.good()
+    assert "model.frozen" not in WholeTensors(saver.storage, manifest).names()
+    assert "model.linear.weight" in WholeTensors(saver.storage, manifest).names()
+    assert list(manifest.values["frozen"]) == ["model.frozen"]
+    other = state(*trained())
+    saver.load(other, manifest.folder)
+    assert torch.equal(other.load_targets()["model.linear.weight"], model.linear.weight)
+    changed, optimizer = trained()
+    changed.frozen.data.fill_(2)
+    with pytest.raises(ConfigError, match=f"^frozen: is frozen and not what {manifest.folder} was"):
+        saver.load(state(changed, optimizer), manifest.folder)
+
+
+def test_a_model_that_is_another_is_refused_before_anything_is_read(saver: Checkpointer) -> None:
+    saved(saver, 4)
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(ConfigError, match=f"^model: checkpoint {folder_name(4, 1)} has no bias, w"):
+        saver.load(TrainingState(model, None), folder_name(4, 1))
+    wide = Small()
+    wide.linear = nn.Linear(2, 3)
+    with pytest.raises(ConfigError, match=r"^linear\.weight = \(3, 2\): checkpoint .* as \(2, 2\)"):
+        saver.load(TrainingState(wide, None), folder_name(4, 1))
+    assert torch.equal(model.weight, before)
+
+
+def test_a_save_that_is_over_is_found_without_waiting(saver: Checkpointer) -> None:
+    saver.save(run_state(), 4, {"step": 4})
+    assert saver._pending is not None
+    saver._pending.future.result()
+    found = saver.poll()
+    assert found is not None
+    assert found.step == 4
+    assert saver.poll() is None
+
+    class Running:
+        def done(self) -> bool:
+            return False
+
+    running: Any = Running()
+    saver._pending = checkpointer_module._Pending(6, "step", running, 0.0, 0.0)
+    assert saver.poll() is None
+    assert saver._pending is not None
+    saver._pending = None
+
+
+def test_a_save_that_was_committed_counts_though_it_ended_in_an_error(saver: Checkpointer) -> None:
+    saved(saver, 4)
+
+    class Failed:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def result(self) -> None:
+            raise self.error
+
+    def ended(folder: str, error: BaseException) -> Saved | None:
+        failed: Any = Failed(error)
+        saver._pending = checkpointer_module._Pending(4, folder, failed, 1.0, 0.25)
+        return saver.wait()
+
+    done = ended(folder_name(4, 1), RuntimeError("a rank has died"))
+    assert done is not None
+    assert (done.problem, done.blocked_s) == ("", 0.25)
+    (Path(saver.storage.address) / folder_name(6, 1)).mkdir()
+    lost = ended(folder_name(6, 1), RuntimeError("a rank has died"))
+    assert lost is not None
+    assert lost.problem == "RuntimeError: a rank has died"
+    assert folder_name(6, 1) not in saver.storage.names()
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)):
+            ended(folder_name(6, 1), error)
+
+
+def test_whoever_changes_weights_asks_the_copy_first(saver: Checkpointer) -> None:
+    asked: list[str] = []
+
+    class Stager:
+        is_copying = True
+
+        def before_change(self) -> None:
+            asked.append("before")
+
+        def close(self) -> None:
+            asked.append("close")
+
+    stager: Any = Stager()
+    saver._stager = stager
+    assert saver.is_copying is True
+    saver.before_change()
+    saver.close()
+    assert asked == ["before", "close"]
+
+
+def test_one_process_writes_all_that_it_holds() -> None:
+    sharing = Sharing(None)
+    assert sharing.of([Held("a", (0,), 1)] * 3) == [True] * 3
+    assert sharing.num_settled == 0
+
+
+def test_a_local_storage_is_absolute_and_lists_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (
+        LocalStorage(Path("runs")),
+        storage_at("runs"),
+        storage_at(f"file://{tmp_path}/runs"),
+    ):
+        assert place.address == f"{tmp_path}/runs"
+    for name in ("b", "a", "c"):
+        storage_at("runs").put(name, b"")
+    assert storage_at("runs").names() == ["a", "b", "c"]
+    assert storage_at("runs").size("a") == 0
+
+
+def test_what_ranks_had_alone_is_compared_value_by_value(tmp_path: Path) -> None:
+    here, there = (
+        written(tmp_path / name, {"rank.00000": pack({"mine": {"value": value}})})
+        for name, value in (("here", 1), ("there", 2))
+    )
+    (found,) = compare(here, there).differences
+    assert (found.name, found.here, found.there) == ("rank.00000.mine.value", "1", "2")
+    assert compare(here, here).num_identical == 1

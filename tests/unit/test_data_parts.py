@@ -1719,3 +1719,96 @@ def test_parts_that_loader_processes_read_are_counted_together() -> None:
     assert reading.mark == Mark(7, chained(7, 9)), "another turn of the same batch"
     reading._use(Read(Mark(7, 1), Mark(9, 3)))
     assert reading.mark == Mark(9, 3)
+
+
+def test_loader_processes_take_turns_at_a_stream_that_each_reads_whole(worker: Any) -> None:
+    plan = BatchPlan(4, 1, 1, None)
+    reader = WholeReader(stream_source(8), plan, 0, 42, place())
+    found = [(micro.step, micro.index, batch) for micro, batch, _ in pieces(reader)]
+    assert found == [(5, 1, [1]), (6, 0, [4]), (6, 3, [7]), (7, -1, None)]
+
+
+def test_loader_processes_take_turns_at_a_shard_that_does_not_split_itself(worker: Any) -> None:
+    plan = BatchPlan(4, 1, 1, None)
+    reader = ShardReader(stream_source(6), plan, 0, 42, place(), "already_sharded")
+    found = [(batch, piece_read) for _, batch, piece_read in pieces(reader)]
+    assert found == [([1], (1, 2)), ([4], (4, 5)), (None, (6, 6))]
+
+
+def test_a_shard_that_splits_itself_is_read_whole_and_under_its_workers_number(
+    worker: Any,
+) -> None:
+    class Splits(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            info = torch.utils.data.get_worker_info()
+            assert info is not None
+            return (torch.tensor(n) for n in range(info.id, self.length, info.num_workers))
+
+    made = Source(Splits(7), None, shuffle=False)
+    reader = ShardReader(made, BatchPlan(4, 1, 1, None), 0, 42, place(), "already_sharded")
+    found = list(reader)
+    assert [None if p.batch is None else p.batch.tolist() for p in found] == [[1], [4], None]  # type: ignore[union-attr]
+    assert {p.read.worker for p in found} == {1}  # type: ignore[union-attr]
+
+
+def test_a_datasets_state_is_not_asked_for_where_others_read_ahead() -> None:
+    plan = BatchPlan(2, 2, 1, None)
+    data = Stateful(8)
+
+    def has(shards: Shards | None = None, **more: Any) -> bool:
+        made = Source(more.pop("data", data), None, shuffle=False, **more)
+        return StreamFeed(made, plan, 0, 42, shards)._can_have_state
+
+    assert has()
+    assert has(Shards("already_sharded", int))
+    assert not has(Shards("own_shard", int))
+    assert not has(num_workers=1)
+    assert not has(data=Stream(8))
+
+
+def test_a_rank_of_shards_resumes_by_its_own_mark_and_checks_it() -> None:
+    def feed(length: int = 8) -> StreamFeed:
+        shards = Shards("already_sharded", lambda own: own)
+        return StreamFeed(stream_source(length), BatchPlan(2, 2, 1, None), 0, 42, shards=shards)
+
+    first = feed()
+    steps = first.steps(9, None)
+    for _ in range(2):
+        next(steps)
+    state, own = first.state_dict(), first.own_state
+    assert own["mark"][0] == 4
+    again = feed()
+    again.load_state_dict(state)
+    again.own_state = own
+    assert taken(again, 4) == [[[4, 5]], [[6, 7]]]
+    other = feed()
+    other.load_state_dict(state)
+    other.own_state = {**own, "mark": [4, 1]}
+    with pytest.raises(ConfigError, match="does not give again what it gave before"):
+        taken(other, 4)
+    shorter = feed(3)
+    shorter.load_state_dict(state)
+    shorter.own_state = own
+    with pytest.raises(ConfigError, match="has 3 samples where the run had used 4"):
+        taken(shorter, 4)
+
+
+def test_an_error_met_while_looking_ahead_is_raised_when_its_step_comes() -> None:
+    class Breaks(Stateful):
+        def __iter__(self) -> Iterator[Any]:
+            yield from (torch.tensor(0), torch.tensor(1))
+            raise ValueError("no")
+
+    feed = stateful(Breaks(9))
+    steps = feed.steps(9, None)
+    assert [batch.tolist() for _, batch in next(steps)] == [[0, 1]]
+    random.seed(3)
+    before = random.getstate()
+    assert feed.own_state["next"] == 0
+    assert random.getstate() == before
+    with pytest.raises(ValueError, match="^no"):
+        next(steps)
+    ended = stateful(Stateful(2))
+    steps = ended.steps(1000, None)
+    next(steps)
+    assert ended.own_state["next"] == 1, "the end is something to come back to"
