@@ -77,7 +77,8 @@ def test_a_round_is_the_rendezvous_number_and_else_the_starts_before_this_one(
 ) -> None:
     attempt = node_attempt(tmp_path)
     assert attempt.round == 2
-    attempt.group.spec.rdzv_handler.round = "7"
+    handler: Any = attempt.group.spec.rdzv_handler
+    handler.round = "7"
     assert attempt.round == 7
 
 
@@ -123,7 +124,12 @@ def test_only_ranks_that_live_are_looked_at(
     assert abs(now_s - time.monotonic()) < 60
 
     seen: list[Any] = []
-    idle: Any = SimpleNamespace(observe=lambda used_s, now_s: seen.append((used_s, now_s)) or 9.0)
+
+    def observe(used_s: dict[int, float], now_s: float) -> float:
+        seen.append((used_s, now_s))
+        return 9.0
+
+    idle: Any = SimpleNamespace(observe=observe)
     attempt._idle = idle
     monkeypatch.setattr(attempt_module, "processor_s", {100: 1.5, 101: None}.get)
     assert attempt.idle_s({}) == 9.0

@@ -8,6 +8,7 @@ import json
 import pickle
 import random
 import struct
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -1172,7 +1173,7 @@ def test_a_full_disk_is_tried_three_times_and_then_said(
 ) -> None:
     saver = Checkpointer(LocalStorage(tmp_path), Checkpoint(), world(), "ddp")
     slept: list[float] = []
-    monkeypatch.setattr(checkpointer_module.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
 
     def full(*_: Any) -> Any:
         raise OSError(code, "No room")
