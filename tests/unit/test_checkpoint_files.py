@@ -1395,3 +1395,28 @@ def test_what_ranks_had_alone_is_compared_value_by_value(tmp_path: Path) -> None
     (found,) = compare(here, there).differences
     assert (found.name, found.here, found.there) == ("rank.00000.mine.value", "1", "2")
     assert compare(here, here).num_identical == 1
+
+
+def test_in_another_layout_nothing_of_a_ranks_own_is_taken_unless_it_is_the_users(
+    saver: Checkpointer,
+) -> None:
+    saved(saver, 4)
+    manifest = saver.good()[0]
+    other = replace(manifest, layout={**manifest.layout, "dp_shard": 2})
+    saver.storage.put(f"{manifest.folder}/{NAME}", other.to_json())
+    state = run_state()
+    saver.load(state, manifest.folder)
+    mine: Any = state.own["mine"]
+    assert mine.value == 0
+    assert saver.from_first_rank == ()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_rank_keeps_its_own_state_also_where_another_keeps_the_weights(
+    saver: Checkpointer, leads: bool
+) -> None:
+    place: Any = SimpleNamespace(rank=0, leads_stage=leads)
+    saver._world = place
+    found = saver._gathered({"rank.00000": torch.ones(1), "model.a": torch.ones(2)})
+    assert set(found) == {"rank.00000", *(["model.a"] if leads else [])}
+    saver._world = world()

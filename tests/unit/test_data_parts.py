@@ -28,7 +28,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 from drivetrain.config.schema import Data
 from drivetrain.core.errors import ConfigError
 from drivetrain.data import digest as digest_module
-from drivetrain.data import seeding
+from drivetrain.data import elastic_feed, seeding
 from drivetrain.data.batches import BatchPlan, DataPosition, MicroBatch, share
 from drivetrain.data.device import to_device
 from drivetrain.data.digest import (
@@ -340,6 +340,22 @@ def test_a_dealt_feed_stands_where_its_loop_says() -> None:
     assert feed.state_dict() == {"step": 6, "epoch": 1, "samples": 6}
 
 
+def test_a_dealt_feed_reads_with_the_options_of_its_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def loader(dataset: Any, **options: Any) -> list[Any]:
+        asked.append(options)
+        return []
+
+    monkeypatch.setattr(elastic_feed, "DataLoader", loader)
+    feed = ElasticFeed(source(num_workers=2, prefetch_factor=5), BatchPlan(4, 2, 2, 20), seed=1)
+    assert list(feed.deal(0, 3, 2)) == []
+    assert asked[0]["num_workers"] == 2
+    assert asked[0]["prefetch_factor"] == 5
+
+
 def test_a_loader_of_a_seat_is_asked_for_its_turns_only() -> None:
     plan = BatchPlan(4, 2, 3, 6)
     assert own_turns(plan, 0, 2) == []
@@ -559,6 +575,20 @@ def test_a_rank_with_a_part_of_its_own_reads_all_of_it_and_keeps_the_others_comp
     assert checked.notes == ["begins", (0, 2, False, True)], "what it began with"
     alone = EvaluationFeed(stream_source(5), 2, 1, 2, max_samples=5, shards=shards)
     assert batches(alone) == [([0, 1], 2)], "rank 1 of two has two of five samples"
+
+
+def test_a_rank_asks_for_its_own_part_of_as_many_as_there_are_ranks() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Parts(Stream):
+        def shard(self, num_shards: int, index: int) -> Stream:
+            asked.append((num_shards, index))
+            return Stream(1)
+
+    made = Source(Parts(9), None, shuffle=False)
+    feed = EvaluationFeed(made, 2, 1, 3, shards=Shards("own_shard", int))
+    assert batches(feed) == [([0], 1)]
+    assert asked == [(3, 1)]
 
 
 # Fingerprints
