@@ -4,6 +4,13 @@ Left out by rule, and nothing else: type annotations, docstrings, decorators and
 `isinstance` (as mutmut does); and texts for people. A text is a string literal with a blank in it,
 or any string inside a `raise`: another wording, or None in its place, is no other behaviour.
 Removing an argument from a call is kept, whatever it says.
+
+And what no run can tell from the original, whatever the tests:
+- the names of types: an alias (`X = Literal["a"]`), a TypeVar, the type in `cast(type, value)`;
+- `__all__`, which only a star import reads, and there is none;
+- what stands in a Protocol: nothing inherits from one, and its methods are never called;
+- `strict` of a `zip` whose sides are as long as each other by construction, as all of ours are:
+  it asserts, and its assertion never fails.
 """
 
 from __future__ import annotations
@@ -24,6 +31,8 @@ from mutmut.mutation.mutators import mutation_operators, operator_assignment, op
 _NEVER = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)
 _NEVER_CALLS = ("len", "isinstance")
 _TEXTS = (cst.SimpleString, cst.ConcatenatedString, cst.FormattedString)
+_GENERIC = ("Callable", "Literal", "Mapping", "NDArray", "Sequence", "dict", "list", "tuple")
+"""What an alias of a type begins with."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,8 @@ class _Place:
     """The line of that function."""
     lines: tuple[int, int] = (0, 0)
     raises: bool = False
+    in_text: bool = False
+    """Part of a literal that is a text for people."""
 
 
 class Mutants:
@@ -104,7 +115,7 @@ class Mutants:
 def _walk(
     node: cst.CSTNode, place: _Place, positions: Mapping[cst.CSTNode, Any]
 ) -> Iterator[tuple[cst.CSTNode, _Place]]:
-    if isinstance(node, _NEVER) or _is_docstring(node) or _is_never_call(node):
+    if _is_left_out(node, place):
         return
     if isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement):
         at, body = positions[node], getattr(node, "body", None)
@@ -113,8 +124,12 @@ def _walk(
         place = replace(place, lines=(at.start.line, end))
     if isinstance(node, cst.Raise):
         place = replace(place, raises=True)
+    if isinstance(node, cst.ConcatenatedString) and _is_for_people(node, place):
+        place = replace(place, in_text=True)
+    elif isinstance(node, cst.FormattedStringExpression):
+        place = replace(place, in_text=False)
     yield node, place
-    for child in node.children:
+    for child in _changeable(node):
         inner = place
         if isinstance(node, cst.FunctionDef | cst.ClassDef) and child is node.body:
             scope = (*place.scope, node.name.value)
@@ -123,6 +138,16 @@ def _walk(
             if is_outermost:
                 inner = _Place(scope, ".".join(scope), positions[node].start.line)
         yield from _walk(child, inner, positions)
+
+
+def _is_left_out(node: cst.CSTNode, place: _Place) -> bool:
+    is_never = isinstance(node, _NEVER) or _is_docstring(node) or _is_never_call(node)
+    return is_never or _is_for_types(node, place)
+
+
+def _changeable(node: cst.CSTNode) -> list[cst.CSTNode]:
+    is_zip = isinstance(node, cst.Call) and _name_of(node.func) == "zip"
+    return [child for child in node.children if not (is_zip and _is_strict(child))]
 
 
 def _mutations(node: cst.CSTNode, place: _Place) -> Iterator[cst.CSTNode]:
@@ -134,8 +159,11 @@ def _mutations(node: cst.CSTNode, place: _Place) -> Iterator[cst.CSTNode]:
         if operator is operator_assignment and _is_for_people(node.value, place):
             continue
         for mutated in operator(node):
-            if not (isinstance(node, cst.Call) and _only_a_text_less(node, mutated, place)):
-                yield mutated
+            if isinstance(node, cst.Call) and (
+                _only_a_text_less(node, mutated, place) or _only_for_types(node, mutated)
+            ):
+                continue
+            yield mutated
 
 
 def _only_a_text_less(call: cst.Call, mutated: cst.CSTNode, place: _Place) -> bool:
@@ -151,7 +179,7 @@ def _only_a_text_less(call: cst.Call, mutated: cst.CSTNode, place: _Place) -> bo
 def _is_for_people(node: cst.CSTNode | None, place: _Place) -> bool:
     if not isinstance(node, _TEXTS):
         return False
-    return place.raises or any(" " in part for part in _parts(node))
+    return place.raises or place.in_text or any(" " in part for part in _parts(node))
 
 
 def _parts(node: cst.CSTNode) -> Iterator[str]:
@@ -160,6 +188,44 @@ def _parts(node: cst.CSTNode) -> Iterator[str]:
     for child in node.children:
         if not isinstance(child, cst.FormattedStringExpression):
             yield from _parts(child)
+
+
+def _is_for_types(node: cst.CSTNode, place: _Place) -> bool:
+    """What only a type checker, or a star import, would look at."""
+    if isinstance(node, cst.ClassDef):
+        return any(_name_of(base.value) == "Protocol" for base in node.bases)
+    if not isinstance(node, cst.Assign) or place.scope:
+        return False
+    if _name_of(node.targets[0].target) == "__all__":
+        return True
+    value = node.value
+    is_alias = isinstance(value, cst.Subscript) and _name_of(value.value) in _GENERIC
+    return is_alias or (isinstance(value, cst.Call) and _name_of(value.func) == "TypeVar")
+
+
+def _only_for_types(call: cst.Call, mutated: cst.CSTNode) -> bool:
+    """Whether all that changed is the type in a `cast`, or `strict` of a `zip`."""
+    if not isinstance(mutated, cst.Call):
+        return False
+    if _name_of(call.func) == "cast":
+        return len(mutated.args) == len(call.args) and mutated.args[0] is not call.args[0]
+    if _name_of(call.func) != "zip":
+        return False
+    left = {id(arg) for arg in mutated.args}
+    changed = [arg for arg in call.args if id(arg) not in left]
+    return all(map(_is_strict, changed))
+
+
+def _is_strict(node: cst.CSTNode) -> bool:
+    return (
+        isinstance(node, cst.Arg)
+        and node.keyword is not None
+        and _name_of(node.keyword) == "strict"
+    )
+
+
+def _name_of(node: cst.CSTNode) -> str:
+    return node.value if isinstance(node, cst.Name) else ""
 
 
 def _is_docstring(node: cst.CSTNode) -> bool:

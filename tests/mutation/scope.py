@@ -72,8 +72,14 @@ GROUPS = {
                         "sharing",
                     ),
                     *("stopping", "trained_only", "export_memory", "pretrained", "whose_run"),
-                    "small_parts",
-                    "stream_parts",
+                    *("small_parts", "stream_parts", "parts_of_state"),
+                    *(
+                        "attempt_parts",
+                        "staging",
+                        "checkpoint_parts",
+                        "checkpoint_files",
+                        "data_parts",
+                    ),
                 )
             ),
             "tests/resume",
@@ -90,6 +96,7 @@ GROUPS = {
                 )
             ),
             "tests/launch/test_failure.py",
+            "tests/tune/test_fork.py",
         ),
         planted_in=(
             "src/drivetrain/train/watch/meter.py",

@@ -12,9 +12,12 @@ from drivetrain.checkpoint.sharing import (
     Held,
     Sharing,
     answers,
+    hear_first,
     homes_of,
     keys_of,
     own_share,
+    receive_from,
+    send_to_first,
 )
 from drivetrain.testing import run_ranks
 
@@ -89,3 +92,21 @@ def test_ranks_settle_it_once() -> None:
     results = run_ranks(on_ranks, 3)
     assert [sum(each) for each in zip(*(mine for mine, _ in results), strict=True)] == [1, 1, 1, 3]
     assert [count for _, count in results] == [2, 2, 2], "one that has changed is heard by all"
+
+
+def talk() -> tuple[list[bytes], list[bytes]]:
+    """What rank 0 gets of the others, and what all of them hear of it."""
+    rank, group = dist.get_rank(), dist.new_group(backend="gloo")
+    received: list[bytes] = []
+    if rank:
+        send_to_first(b"x" * rank, group)
+    else:
+        received = [receive_from(other, group) for other in (1, 2)]
+    heard = [hear_first(text if rank == 0 else b"?", group) for text in (b"", b"seven b", b"12345")]
+    return received, heard
+
+
+def test_texts_of_any_length_go_between_ranks() -> None:
+    results = run_ranks(talk, 3)
+    assert results[0][0] == [b"x", b"xx"]
+    assert [heard for _, heard in results] == [[b"", b"seven b", b"12345"]] * 3
