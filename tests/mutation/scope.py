@@ -73,15 +73,11 @@ GROUPS = {
                     ),
                     *("stopping", "trained_only", "export_memory", "pretrained", "whose_run"),
                     *("small_parts", "stream_parts", "parts_of_state"),
-                    *(
-                        "attempt_parts",
-                        "staging",
-                        "checkpoint_parts",
-                        "checkpoint_files",
-                        "data_parts",
-                    ),
+                    *("attempt_parts", "staging"),
                 )
             ),
+            "tests/checkpoint",
+            "tests/data",
             "tests/resume",
             "tests/security/test_hostile_checkpoints.py",
             "tests/security/test_no_pickle.py",
