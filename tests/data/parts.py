@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from drivetrain.data.digest import Mark, Read, add
+from drivetrain.data.rank_check import _Standing
 from drivetrain.data.sources import Source
 
 
@@ -96,3 +97,23 @@ class Order:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.ids)
+
+
+class Ring:
+    """Neighbours that say what they are given to say."""
+
+    before = 0
+
+    def __init__(self, *answers: _Standing) -> None:
+        self.answers = list(answers)
+        self.told: list[list[int]] = []
+        self.num_heard = 0
+
+    def tell(self, numbers: list[int]) -> None:
+        self.told.append(numbers)
+
+    def hear(self) -> list[int] | None:
+        if self.num_heard == len(self.told):
+            return None
+        self.num_heard += 1
+        return self.answers.pop(0).numbers() if self.answers else self.told[-1]

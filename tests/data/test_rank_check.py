@@ -10,7 +10,7 @@ import pytest
 from drivetrain.core.errors import ConfigError
 from drivetrain.data.digest import Mark, Read
 from drivetrain.data.rank_check import RankCheck, _how_they_differ, _Standing, remedy_for, splits_by
-from tests.data.parts import Stream
+from tests.data.parts import Ring, Stream
 
 
 def standing(**changes: Any) -> _Standing:
@@ -76,26 +76,6 @@ def test_a_stream_that_differs_is_answered_with_what_to_do() -> None:
         "NumPy's own generators, which follow the run's seed); if it gives each rank a part of its "
         "own, set data.iterable_sharding=already_sharded"
     )
-
-
-class Ring:
-    """Neighbours that say what they are given to say."""
-
-    before = 0
-
-    def __init__(self, *answers: _Standing) -> None:
-        self.answers = list(answers)
-        self.told: list[list[int]] = []
-        self.num_heard = 0
-
-    def tell(self, numbers: list[int]) -> None:
-        self.told.append(numbers)
-
-    def hear(self) -> list[int] | None:
-        if self.num_heard == len(self.told):
-            return None
-        self.num_heard += 1
-        return self.answers.pop(0).numbers() if self.answers else self.told[-1]
 
 
 def check(ring: Any, *, rank: int = 1, shares_out: bool = False) -> RankCheck:

@@ -20,6 +20,7 @@ from drivetrain.data.sources import Source, source_from
 from drivetrain.data.stream import StreamFeed, check_replay
 from drivetrain.data.stream_shards import Shards
 from drivetrain.data.worker_split import WatchedWorkers
+from tests.data.parts import Ring
 
 
 class Stream(IterableDataset[Any]):
@@ -42,26 +43,6 @@ class Split(Stream):
     _distributed = "rank 1 of 2"
 
 
-class Answers:
-    """What a neighbour of this rank tells it, in place of another process."""
-
-    before = 0
-
-    def __init__(self, *answers: _Standing) -> None:
-        self.answers = [answer.numbers() for answer in answers]
-        self.told: list[list[int]] = []
-        self.num_heard = 0
-
-    def tell(self, numbers: list[int]) -> None:
-        self.told.append(numbers)
-
-    def hear(self) -> list[int] | None:
-        if self.num_heard == len(self.told):
-            return None
-        self.num_heard += 1
-        return self.answers.pop(0) if self.answers else self.told[-1]
-
-
 def standing(dp_index: int, position: int, *shown: int) -> _Standing:
     mark = Mark(position, hash(shown) & 0xFFFF)
     return _Standing(dp_index, 0, mark, is_end=False, is_known=True, shown=shown)
@@ -77,7 +58,7 @@ def note(checked: RankCheck, at: _Standing) -> None:
 
 
 def test_ranks_of_one_model_copy_that_read_different_parts_are_named() -> None:
-    checked = check(Answers(standing(1, 4, 7, 8)), shares_out=True)
+    checked = check(Ring(standing(1, 4, 7, 8)), shares_out=True)
     with pytest.raises(ConfigError) as error:
         note(checked, standing(1, 4, 5, 6))
     assert str(error.value) == (
@@ -89,7 +70,7 @@ def test_ranks_of_one_model_copy_that_read_different_parts_are_named() -> None:
 
 
 def test_parts_that_are_the_same_are_named() -> None:
-    checked = check(Answers(standing(0, 4, 5, 6)), shares_out=True)
+    checked = check(Ring(standing(0, 4, 5, 6)), shares_out=True)
     with pytest.raises(ConfigError) as error:
         note(checked, standing(1, 4, 5, 6))
     assert str(error.value) == (
@@ -99,7 +80,7 @@ def test_parts_that_are_the_same_are_named() -> None:
 
 
 def test_the_first_two_steps_of_an_epoch_are_settled_before_they_are_used() -> None:
-    answers = Answers()
+    answers = Ring()
     checked = check(answers)
     settled = []
     for epoch in range(2):
@@ -112,7 +93,7 @@ def test_the_first_two_steps_of_an_epoch_are_settled_before_they_are_used() -> N
 
 
 def test_what_cannot_be_told_apart_is_said_once() -> None:
-    checked = RankCheck(Answers(), 0, 0, Stream(), "same_stream", shares_out=False)  # type: ignore[arg-type]
+    checked = RankCheck(Ring(), 0, 0, Stream(), "same_stream", shares_out=False)  # type: ignore[arg-type]
     read = Read(Mark(), Mark(1, 1), is_known=False)
     with pytest.warns(UserWarning, match="samples of Stream hold objects") as said:
         checked.note(0, read.after, read)
