@@ -47,6 +47,8 @@ def test_the_first_failing_ranks_traceback_comes_last() -> None:
     assert "runpy" not in result.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long  # test_supervision.py has one that is killed and named
 def test_a_killed_rank_is_named() -> None:
     script = str(SCRIPTS / "torchrun_style.py")
     words = ["--script", script, "--num-gpus", "2", "--backend", "pytorch-ddp"]

@@ -1,4 +1,4 @@
-"""100 steps = 50 + SIGKILL + 50."""
+"""40 steps = 24 + SIGKILL + what was lost and left: the same losses, the same bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Outcome = tuple[dict[int, float], str]
 
 
 class Kill(Hook):
-    """The last rank dies after a step, without warning; the save of step 30 is safe by then."""
+    """The last rank dies after a step, without warning; the save of step 20 is safe by then."""
 
     def __init__(self, at: int | None) -> None:
         self.at = at
@@ -38,7 +38,7 @@ def train(output_dir: str, kill_at: int | None, changes: dict[str, Any]) -> Outc
     changes = dict(changes)
     save = changes.pop("save", "sharded")
     checkpoint = {"every_steps": 10, "asynchronous": False, "save": save}
-    config = settings(output_dir, max_steps=60, checkpoint=checkpoint, **changes)
+    config = settings(output_dir, max_steps=40, checkpoint=checkpoint, **changes)
     trainer = Trainer(gpt_task(), config, hooks=[Kill(kill_at)])
     history = trainer.fit(sentences())
     assert trainer.assembly is not None
@@ -54,9 +54,9 @@ def interrupted(
 ) -> Outcome:
     monkeypatch.setenv(RUN_DIR, str(tmp_path / "killed"))
     with pytest.raises(WorkerFailure):
-        run_ranks(train, before[0], args=(str(tmp_path), 34, before[1]))
+        run_ranks(train, before[0], args=(str(tmp_path), 24, before[1]))
     outcomes = run_ranks(train, after[0], args=(str(tmp_path), None, after[1]))
-    assert min(outcomes[0][0]) == 31, "it went on from the checkpoint after step 30"
+    assert min(outcomes[0][0]) == 21, "it went on from the checkpoint after step 20"
     return outcomes[0]
 
 
@@ -77,7 +77,7 @@ def test_same_layout_same_bits(
     whole = run_ranks(train, ranks, args=(str(tmp_path), None, changes))[0]
     resumed = interrupted(monkeypatch, tmp_path, (ranks, changes), (ranks, changes))
     assert resumed[1] == whole[1]
-    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > 30}
+    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > 20}
 
 
 @pytest.mark.slow
