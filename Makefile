@@ -39,8 +39,7 @@ lock:                             ## write constraints.txt: the newest versions 
 
 ci:                               ## all that CI runs, what takes one core side by side; .ci/run makes its environment first
 	$(MAKE) --jobs 3 --output-sync=target check-tests build wheel-check types docs lint layers accelerator
-	$(MAKE) on-device
-	$(MAKE) --jobs 2 --output-sync=target slow drills
+	$(MAKE) --jobs 2 --output-sync=target slow drills on-device
 
 lint:
 	$(BIN)/ruff check .
@@ -56,7 +55,7 @@ check: lint types layers check-tests  ## everything that can be said in ten minu
 
 check-tests:                      ## every test that takes less than ten seconds
 	$(BIN)/pytest -m "not slow and not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m "alone and not slow" tests/unit tests/launch
+	$(BIN)/pytest -m "alone and not slow" $$(grep -rl "mark[.]alone" tests --include='test_*.py')
 
 check-min:                        ## a first green test: the core, and two ranks that train; needs setup-min only
 	$(BIN)/pytest $(MIN_TESTS)

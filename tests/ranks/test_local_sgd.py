@@ -21,7 +21,7 @@ from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
 from tests.gpt_task import Sentences, collate, gpt_task
 from tests.ranks.test_communication import sgd_task
-from tests.ranks.test_resume import interrupted, train
+from tests.ranks.test_resume import SAVED, interrupted, train
 from tests.ranks.training import NUM_VAL, assert_same_training, sentences, settings
 
 STEPS = 20
@@ -114,11 +114,11 @@ DILOCO: dict[str, Any] = {"parallel": local(inner_steps=7, outer="diloco", warmu
 def test_a_run_goes_on_in_the_middle_of_a_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """The checkpoint after step 30 holds each rank's own weights and optimizer."""
+    """The checkpoint, in the middle of a round, holds each rank's own weights and optimizer."""
     whole = run_ranks(train, 2, args=(str(tmp_path), None, changes))[0]
     resumed = interrupted(monkeypatch, tmp_path, (2, changes), (2, changes))
     assert resumed[1] == whole[1]
-    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > 30}
+    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > SAVED}
 
 
 @pytest.mark.slow

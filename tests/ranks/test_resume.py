@@ -19,10 +19,12 @@ from tests.gpt_task import gpt_task
 from tests.ranks.training import PARITY, sentences, settings
 
 Outcome = tuple[dict[int, float], str]
+SAVED = 20
+"""The last step that was saved before the kill."""
 
 
 class Kill(Hook):
-    """The last rank dies after a step, without warning; the save of step 20 is safe by then."""
+    """The last rank dies after a step, without warning; the save before is safe by then."""
 
     def __init__(self, at: int | None) -> None:
         self.at = at
@@ -54,9 +56,9 @@ def interrupted(
 ) -> Outcome:
     monkeypatch.setenv(RUN_DIR, str(tmp_path / "killed"))
     with pytest.raises(WorkerFailure):
-        run_ranks(train, before[0], args=(str(tmp_path), 24, before[1]))
+        run_ranks(train, before[0], args=(str(tmp_path), SAVED + 4, before[1]))
     outcomes = run_ranks(train, after[0], args=(str(tmp_path), None, after[1]))
-    assert min(outcomes[0][0]) == 21, "it went on from the checkpoint after step 20"
+    assert min(outcomes[0][0]) == SAVED + 1, "it went on from the checkpoint"
     return outcomes[0]
 
 
@@ -77,7 +79,7 @@ def test_same_layout_same_bits(
     whole = run_ranks(train, ranks, args=(str(tmp_path), None, changes))[0]
     resumed = interrupted(monkeypatch, tmp_path, (ranks, changes), (ranks, changes))
     assert resumed[1] == whole[1]
-    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > 20}
+    assert resumed[0] == {step: loss for step, loss in whole[0].items() if step > SAVED}
 
 
 @pytest.mark.slow
