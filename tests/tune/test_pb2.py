@@ -15,9 +15,10 @@ from drivetrain.tune.gaussian_process import Apart, Array, Kernel
 from drivetrain.tune.journal import Asked, Ended, Outcome, State
 from drivetrain.tune.perturb import perturbed, place_of
 from drivetrain.tune.population import Due
-from drivetrain.tune.settings import Settings, Study, left_to_perturb, open_study
+from drivetrain.tune.settings import Study, left_to_perturb
 from drivetrain.tune.space import Choice, Float, Int, Parameter, Space
 from tests.tune.simulated import as_entry, search
+from tests.tune.test_population import study as a_population
 
 RATE, DECAY, STEPS, KIND = (
     f"optimization.{key}"
@@ -78,16 +79,8 @@ def test_the_kernel_is_fitted_to_what_was_seen() -> None:
 
 
 def study(path: Path, space: Space = ONE, **changes: Any) -> Study:
-    size = changes.get("population", 12)
-    given: dict[str, Any] = {
-        "num_trials": size,
-        "generation": size,
-        "population": size,
-        "rungs": (2, 4, 6),
-        "sampler": "random",
-        "explore": "pb2",
-    }
-    return open_study(path, Settings("train.py", (), **{**given, **changes}), space)
+    given: dict[str, Any] = {"population": 12, "rungs": (2, 4, 6), "explore": "pb2"}
+    return a_population(path, space, **{**given, **changes})
 
 
 def gone(place: float) -> float:

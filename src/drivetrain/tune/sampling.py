@@ -16,6 +16,7 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from drivetrain.tune.settings import EVOLVING, Settings, Study
 from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
 
 _MOST_TRIES = 100
-_ABOUT = 10
+_RANDOM_TRIALS = 10
+"""Of TPE, as Optuna has it."""
 _NEEDS = {"cmaes": "cmaes", "gp": "scipy", "qmc": "scipy"}
 MIRROR = "optuna.journal"
 """The ended trials once more, for Optuna's own tools; never read here but to be continued."""
@@ -91,10 +93,10 @@ def _sampler(optuna: Any, settings: Settings, seed: int, earlier: list[Any]) -> 
         return samplers.CmaEsSampler(seed=seed, popsize=size)
     if settings.sampler == "nsgaii":
         return samplers.NSGAIISampler(seed=seed, population_size=size)
-    num_ended = sum(each.state.is_finished() for each in earlier)
     num_random = random_trials(settings.generation)
+    ended = islice((each for each in earlier if each.state.is_finished()), num_random)
     # of those that have ended some may have failed, and TPE goes by the others
-    least = num_random // 2 if num_ended >= num_random else len(earlier) + 1
+    least = num_random // 2 if len(list(ended)) == num_random else len(earlier) + 1
     return samplers.TPESampler(seed=seed, n_startup_trials=least)
 
 
@@ -103,8 +105,8 @@ def random_trials(generation: int) -> int:
 
     With ten, a generation of eight would be followed by a second one that goes by nothing.
     """
-    whole = max(1, round(_ABOUT / generation)) * generation
-    return min(_ABOUT, whole)
+    whole = max(1, round(_RANDOM_TRIALS / generation)) * generation
+    return min(_RANDOM_TRIALS, whole)
 
 
 def require_libraries(settings: Settings) -> None:
