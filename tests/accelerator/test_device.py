@@ -43,7 +43,7 @@ def test_fresh_memory_is_poison() -> None:
 
 
 def test_the_host_runs_ahead_and_events_tell_the_truth() -> None:
-    sim.set_op_cost(0.002)
+    sim.set_op_cost(0.01)
     start, end = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
     value = torch.zeros(4, device=DEVICE)
     torch.accelerator.synchronize()
@@ -52,17 +52,18 @@ def test_the_host_runs_ahead_and_events_tell_the_truth() -> None:
     for _ in range(50):
         value.add_(1)
     end.record()
-    assert time.perf_counter() - began < 0.05
     assert not end.query()
     with pytest.raises(RuntimeError, match="must be completed"):
         start.elapsed_time(end)
+    asked_ms = 1000 * (time.perf_counter() - began)
     assert value[0].item() == 50
-    assert time.perf_counter() - began >= 0.1
-    assert start.elapsed_time(end) == pytest.approx(100, abs=1)
+    assert time.perf_counter() - began >= 0.5
+    # the device waits for a host that is late, and for nothing else
+    assert 500 - 1e-6 <= start.elapsed_time(end) <= 500 + asked_ms
 
 
 def test_streams_run_side_by_side() -> None:
-    sim.set_op_cost(0.02)
+    sim.set_op_cost(0.2)
     side = torch.Stream(DEVICE)
     value, other = torch.zeros(1, device=DEVICE), torch.zeros(1, device=DEVICE)
     torch.accelerator.synchronize()

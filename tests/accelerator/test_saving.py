@@ -123,7 +123,7 @@ def test_staged_tensors_are_on_the_host_and_copied_beside_the_steps() -> None:
     device = torch.device("sim", 0)
     sim.set_device(device)
     sim.set_op_cost(0.01)
-    sim.set_copy_cost(0.05)
+    sim.set_copy_cost(0.3)
     stager = CopyInMemory(accelerator_of(device))
     stager.changes_in_forward = lambda name: name == "statistics"
     state = {name: torch.ones(4, device=device) for name in ("weight", "statistics")}
@@ -170,7 +170,7 @@ def change_shards() -> str:
     weight = distribute_tensor(torch.ones(4, 2, device="sim"), mesh, [Shard(0)])
     stager = CopyInMemory(accelerator_of(weight.device))
     stager.changes_in_forward = lambda _: False
-    sim.set_copy_cost(0.05)
+    sim.set_copy_cost(0.3)
     stager.stage({"weight": weight.detach()})
     with torch.no_grad():
         weight.mul_(2)
