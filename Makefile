@@ -13,7 +13,7 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs documents drills drills-on-device faults figures forks fuzz \
+.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
   gpu-smoke horovod labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -97,6 +97,10 @@ test:                             ## all tests
 docs:                             ## the site, warnings as errors, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+docs-version: docs                ## the site as this release's, on the branch gh-pages beside those of earlier ones (not pushed)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $$(sed -n 's/__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/drivetrain/_version.py) latest
+	$(BIN)/mike set-default --allow-empty latest
+
 pages:                            ## what the code writes: commands, config keys, exit codes, the lectures' pictures
 	$(BIN)/python -m tests.pages
 
@@ -104,8 +108,9 @@ tour:                             ## the commands of docs/tour.md, run here, and
 	rm -rf build/played && mkdir -p build/played && cp -r examples build/played
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/tour.py docs/tour.md build/played --write
 
-recording:                        ## two real runs, one of them killed, as the picture of the home page
+recording:                        ## two real runs, one of them killed, as the picture of the home page and of links to it
 	$(BIN)/python -m tests.pages.recording
+	$(BIN)/python -m tests.pages.card
 
 horovod:                          ## Horovod for this torch, built once (ten minutes) and kept in build/horovod
 	deploy/horovod/build.sh $(BIN)/python build/horovod

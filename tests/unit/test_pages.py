@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from mkdocs.utils.yaml import yaml_load
 
 from drivetrain import __version__
 from tests.pages import DOCS, PAGES
@@ -31,7 +31,7 @@ def test_every_key_stands_on_the_page_once() -> None:
 
 
 def test_a_reader_is_sent_nowhere_else_for_fonts_or_scripts() -> None:
-    site: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    site: dict[str, Any] = yaml_load((ROOT / "mkdocs.yml").read_text())
     assert site["theme"]["font"] is False
     assert not [each for each in site["extra_css"] if "://" in each]
     assert not site.get("extra_javascript")
