@@ -36,6 +36,9 @@ def measure(folder: str, world_size: int) -> Found:
     for group, shift in SETTINGS:
         models = MODELS if (group, shift) in (SETTINGS[0], SETTINGS[-1]) else MODELS[:1]
         cells = [(name, model) for name in layouts for model in models if applies(model, name)]
+        print(
+            f"{world_size} ranks, {group}, from device {shift}: {len(cells)} trainings", flush=True
+        )
         backend = GROUPS[group]
         losses = run_ranks(train_on_device, world_size, 3000, (folder, cells, shift), backend)[0]
         for layout, model in cells:
