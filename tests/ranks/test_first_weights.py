@@ -83,20 +83,26 @@ def headless_gpt(make: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.slow
-def test_every_layout_starts_from_pretrained_files(tmp_path: Path) -> None:
+def save_in_two_files(folder: Path) -> str:
+    """A model's weights, as a Hugging Face folder has them; their digest."""
     task, _ = task_of("gpt")
     state = dict(sorted(task.model().state_dict().items()))
     halves = [list(state)[::2], list(state)[1::2]]
     index: dict[str, str] = {}
     for number, names in enumerate(halves):
         file = f"model-{number}.safetensors"
-        save_file({name: state[name] for name in names}, tmp_path / file)
+        save_file({name: state[name] for name in names}, folder / file)
         index |= dict.fromkeys(names, file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return digest_of(state)
+
+
+@pytest.mark.slow
+def test_every_layout_starts_from_pretrained_files(tmp_path: Path) -> None:
+    expected = save_in_two_files(tmp_path)
     args = (str(tmp_path / "runs"), str(tmp_path))
-    for found in run_ranks(start_from_files, 4, 200, args=args)[:1]:
-        assert found == dict.fromkeys(found, digest_of(state))
+    found = run_ranks(start_from_files, 4, 200, args=args)[0]
+    assert found == dict.fromkeys(found, expected)
 
 
 @pytest.mark.slow
