@@ -211,8 +211,6 @@ def test_a_save_that_failed_is_not_referred_to(run: Run, monkeypatch: pytest.Mon
     assert failed is not None
     assert failed.problem
     assert failed.written_bytes is None
-    with torch.no_grad():
-        run.model.base.weight.fill_(4)
     assert run.save(6).referred_bytes == 0
     assert catalogue.verify(run.saver.storage, folder_name(6, 1)).step == 6
 
@@ -331,6 +329,8 @@ def test_a_file_stays_while_a_checkpoint_refers_to_it_and_no_longer(run: Run) ->
     with pytest.raises(DamagedCheckpoint):
         run.saver.load(run.state, folder_name(2, 1))
     assert run.saver._next_folder(set()) == folder_name(8, 1)
+    tried = {folder_name(8, 1), folder_name(6, 1)}
+    assert run.saver._next_folder(tried) == "", "and not a word about what is none"
     for step in (6, 8):
         assert catalogue.verify(storage, folder_name(step, 1)).step == step
     with torch.no_grad():
@@ -368,6 +368,17 @@ def test_what_is_pinned_or_best_keeps_what_it_refers_to(tmp_path: Path) -> None:
         folder_name(10, 1): "good",
         folder_name(8, 1): "base",
     }
+
+
+def test_what_is_pinned_may_be_the_only_one_that_refers_to_a_file(tmp_path: Path) -> None:
+    run = Run(LocalStorage(tmp_path), keep_last=1)
+    run.save(2)
+    run.save(4)
+    pins.pin(run.saver.storage, folder_name(4, 1), "another")
+    with torch.no_grad():
+        run.model.base.weight.fill_(5)
+    run.save(6)
+    assert catalogue.verify(run.saver.storage, folder_name(4, 1)).num_referred_bytes == BASE_BYTES
 
 
 def test_a_new_attempt_clears_nothing_that_is_referred_to(run: Run) -> None:

@@ -15,7 +15,7 @@ from drivetrain.core.errors import DamagedRun
 _BLOCK = 16 << 20
 _MOST_MANIFEST_BYTES = 256 << 20
 _UNFINISHED = f"no {manifest.NAME}: it was never finished"
-_BASE = "outdated and deleted, but for bytes that others refer to"
+_BASE = "no checkpoint any more: others refer to its bytes"
 _REPLACED = "written by an attempt that had been replaced"
 
 State = Literal["good", "damaged", "unfinished", "replaced", "base"]
