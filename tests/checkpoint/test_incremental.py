@@ -215,6 +215,17 @@ def test_a_save_that_failed_is_not_referred_to(run: Run, monkeypatch: pytest.Mon
     assert catalogue.verify(run.saver.storage, folder_name(6, 1)).step == 6
 
 
+def test_a_step_that_is_saved_again_does_not_refer_to_itself(run: Run) -> None:
+    run.save(2)
+    run.save(4)
+    run.saver.save(run.state, 4, {"step": 4})  # nothing has changed since
+    run.saver.wait()
+    manifest = catalogue.verify(run.saver.storage, folder_name(4, 1))
+    assert manifest.num_referred_bytes == BASE_BYTES
+    found = everything(run.saver.storage, manifest)
+    assert torch.equal(found["model.adapter.weight"], run.model.adapter.weight)
+
+
 def test_a_rank_of_which_nothing_has_changed_writes_no_file(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     saver = Checkpointer(storage, Checkpoint(incremental=True), world(), "ddp")
@@ -248,7 +259,7 @@ def test_a_file_is_not_kept_for_a_small_part_of_it() -> None:
     store: Any = Store()
     asked = [(form, "e" if form.name == "moved" else "d") for form in pieces]
     asked += [(Form("half", (0,), (5,), "int8"), "d"), (Form("half", (1,), (5,), "uint8"), "d")]
-    found, apart = Unchanged(store, base).found(asked)
+    found, apart = Unchanged(store, base, "step").found(asked)
     assert {number: piece.file for number, piece in found.items()} == {0: "a"}
     assert apart == [1, 3], "too little of its file, and a file that is gone"
     assert references([("b", 9, 4), ("a", 9, 1), ("b", 9, 2)]) == (

@@ -135,7 +135,7 @@ class ShardWriter(StorageWriter):
         """By all ranks together, once it is there."""
         self.referred_bytes: int | None = None
         """Of all ranks together, in files of earlier checkpoints."""
-        self._unchanged = None if base is None else Unchanged(storage, base)
+        self._unchanged = None if base is None else Unchanged(storage, base, folder)
         self._next_base = Base()
         self._used: list[tuple[str, int, int]] = []
         self._await_copies = await_copies

@@ -41,11 +41,13 @@ class Base:
 
 
 class Unchanged:
-    """Finds pieces in a base's files, for one save."""
+    """Finds pieces in a base's files, for one save, which is written to `folder`."""
 
-    def __init__(self, storage: Storage, base: Base) -> None:
+    def __init__(self, storage: Storage, base: Base, folder: str) -> None:
         self._storage = storage
         self._base = base
+        self._own = f"{folder}/"
+        """A step that is saved again must not refer to what it is about to write over."""
 
     def found(self, asked: Sequence[tuple[Form, str]]) -> tuple[dict[int, Piece], list[int]]:
         """By number in `asked`: pieces whose bytes lie in files that are worth keeping for them.
@@ -58,7 +60,9 @@ class Unchanged:
         same = {}
         for number, (form, digest) in enumerate(asked):
             known = self._base.pieces.get(form)
-            if known is not None and known.length and known.digest == digest:
+            if known is None or not known.length or known.file.startswith(self._own):
+                continue
+            if known.digest == digest:
                 same[number] = known
         used: Counter[str] = Counter()
         for piece in same.values():
