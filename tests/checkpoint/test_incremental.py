@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from drivetrain.checkpoint import catalogue, lineage, pins
 from drivetrain.checkpoint.checkpointer import Checkpointer, Saved
 from drivetrain.checkpoint.compare import compare
 from drivetrain.checkpoint.export import export_weights
+from drivetrain.checkpoint.locate import locate
 from drivetrain.checkpoint.manifest import (
     NAME,
     DamagedCheckpoint,
@@ -37,6 +39,9 @@ from drivetrain.checkpoint.whole_tensors import WholeTensors
 from drivetrain.cli.checkpoint import _as_dict, _cells
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import EnvironmentProblem
+from drivetrain.core.text import readable_bytes
+from drivetrain.train.task import Task
+from drivetrain.train.trainer import Trainer
 from tests.checkpoint.parts import DATA, Thing, world
 
 APART = "data-00000-unchanged.bin"
@@ -292,6 +297,33 @@ def test_what_seldom_changes_moves_to_a_file_of_its_own(run: Run) -> None:
     assert run.saver.storage.names(folder_name(4, 1)) == [APART]
     for step in (6, 8):
         assert catalogue.verify(run.saver.storage, folder_name(step, 1)).step == step
+
+
+def test_a_run_says_what_its_saves_come_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        found: torch.Tensor = model.get_submodule("adapter")(batch[0]).sum()
+        return found
+
+    config = {
+        "global_batch_size": 2,
+        "max_steps": 6,
+        "output_dir": str(tmp_path),
+        "record": {"progress": "plain", "sinks": []},
+        "checkpoint": {"every_steps": 2, "incremental": True, "asynchronous": False},
+    }
+    trainer = Trainer(Task(Adapted, loss), config)
+    trainer.fit(TensorDataset(torch.ones(12, 2)))
+    said = [line for line in capsys.readouterr().out.splitlines() if "had not changed" in line]
+    assert trainer.run_dir is not None
+    second = next(e for e in locate(str(trainer.run_dir)).entries() if e.step == 4).manifest
+    assert second is not None
+    assert said == [
+        f"checkpoints: step 4 wrote {readable_bytes(second.num_bytes)}; "
+        f"{readable_bytes(second.num_referred_bytes)} had not changed and stay in earlier ones"
+    ]
+    assert second.num_referred_bytes >= BASE_BYTES
 
 
 # Resuming.

@@ -16,8 +16,8 @@ from tests.ranks.test_trained_only import FSDP, train
 
 pytestmark = pytest.mark.slow
 LAYOUTS: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": FSDP}
-WHAT = {"contents": "everything", "keep_last": 2}
-WAYS = {"full": WHAT, "incremental": {**WHAT, "incremental": True}}
+WHAT: dict[str, Any] = {"contents": "everything", "keep_last": 2}
+WAYS: dict[str, dict[str, Any]] = {"full": WHAT, "incremental": {**WHAT, "incremental": True}}
 
 
 def on_two(output_dir: str) -> dict[str, str]:
