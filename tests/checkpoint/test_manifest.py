@@ -58,9 +58,9 @@ def test_what_is_of_its_kind_is_read(key: str, value: Any) -> None:
 
 def test_a_manifest_of_another_format_or_without_its_checksum_is_refused() -> None:
     with pytest.raises(
-        DamagedCheckpoint, match="^manifest.json has format 2; this release reads 1$"
+        DamagedCheckpoint, match="^manifest.json has format 3; this release reads 1 and 2$"
     ):
-        Manifest.from_json(changed(format=2))
+        Manifest.from_json(changed(format=3))
     body = json.loads(changed())
     del body["self_crc32"]
     with pytest.raises(DamagedCheckpoint, match=r"^manifest.json cannot be read \('self_crc32'\)$"):

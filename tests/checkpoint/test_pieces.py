@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from drivetrain.checkpoint import lineage, shards
 from drivetrain.checkpoint.failures import RanksFailed
-from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, checksum
+from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, Reference, checksum
 from drivetrain.checkpoint.shards import ShardReader, ShardWriter
 from drivetrain.checkpoint.sharing import Held, answers, homes_of, keys_of, own_share
 from drivetrain.checkpoint.storage import LocalStorage
@@ -100,7 +100,8 @@ class Committed:
         self.files: list[File] = []
         self.error = error
 
-    def __call__(self, files: list[File]) -> None:
+    def __call__(self, files: list[File], referred: tuple[Reference, ...]) -> None:
+        assert referred == ()
         if self.error is not None:
             raise self.error
         self.files = files
@@ -137,7 +138,7 @@ def test_pieces_lie_one_behind_the_other(tmp_path: Path) -> None:
     assert [(each.start, each.length) for each in pieces] == [(0, 12), (12, 8)]
     assert [each.size_in_bytes for each in found] == [12, 8]
     whole = (tmp_path / "step/data-00000.bin").read_bytes()
-    assert writer._file == File("data-00000.bin", 20, checksum(whole))
+    assert writer._files == [File("data-00000.bin", 20, checksum(whole))]
 
 
 def test_a_rank_without_pieces_has_no_file(tmp_path: Path) -> None:

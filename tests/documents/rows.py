@@ -637,9 +637,23 @@ NAMED = (
     Row(
         "incremental-checkpoints",
         "checkpointing strategies: incremental",
-        "not yet",
-        "what is not trained can be left out (`checkpoint.contents=trained`), what has not "
-        "changed since the last save is written again",
+        "works",
+        "`checkpoint.incremental=true` writes what has changed, byte by byte "
+        "([checkpoints](checkpoints.md#only-what-has-changed)); what is not trained can be left "
+        "out (`checkpoint.contents=trained`)",
+        code="from drivetrain import Task, Trainer\n"
+        "from drivetrain.checkpoint.locate import locate\n"
+        "model.layers[0].requires_grad_(False)\n"
+        "def loss(model, batch):\n"
+        "    return loss_fn(model(batch[0]), batch[1])\n"
+        'saving = {"every_steps": 2, "incremental": True}\n'
+        'config = {"max_steps": 6, "global_batch_size": 16, "checkpoint": saving}\n'
+        "trainer = Trainer(Task(lambda: model, loss), config)\n"
+        "trainer.fit(dataset)\n"
+        "kept = [e.manifest for e in locate(str(trainer.run_dir)).entries() if e.manifest]\n"
+        "assert [m.step for m in kept] == [6, 4]\n"
+        "weight = model.layers[0].weight.nbytes\n"
+        "assert all(m.num_referred_bytes >= weight for m in kept), kept",
     ),
     Row(
         "elastic",

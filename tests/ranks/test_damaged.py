@@ -276,8 +276,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "bit in the manifest": (flip(MANIFEST, middle), "manifest.json"),
     "manifest of another step": (manifest_of_older, f"manifest.json belongs to {OLDER}"),
     "manifest of a later release": (
-        edit_manifest(lambda body: body.update(format=2)),
-        "manifest.json has format 2; this release reads 1",
+        edit_manifest(lambda body: body.update(format=3)),
+        "manifest.json has format 3; this release reads 1 and 2",
     ),
     "manifest without layout": (edit_manifest(lose_key), "manifest.json lacks what it must have"),
     "hostile pickle": (own_state(hostile_pickle), OWN_STATE),

@@ -10,7 +10,7 @@ import pytest
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.view.compare import compare_runs
 from drivetrain.view.page import compare_page, report_page
-from drivetrain.view.run_view import RunView
+from drivetrain.view.run_view import CheckpointView, RunView
 from drivetrain.view.series import make_series
 from drivetrain.view.summary import verdict
 from tests.view.runs import HOSTILE, attempt, ledger, run_view
@@ -76,6 +76,16 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 )
 def test_the_page_says(said: str) -> None:
     assert said in report_page(everything(), 2000.0)
+
+
+def test_the_page_says_how_much_was_written() -> None:
+    plain = report_page(run_view(checkpoints=[CheckpointView(50, 1, 1028.0, 0.2, 1.5)]), 2000.0)
+    assert "in earlier ones" not in plain
+    assert '<td class="number">–</td></tr>' in plain, "a run that did not record it"
+    save = CheckpointView(50, 1, 1028.0, 0.2, 1.5, 3 << 20, 7 << 20)
+    page = report_page(run_view(checkpoints=[save]), 2000.0)
+    assert "not changed, in earlier ones" in page
+    assert '<td class="number">3.0 MiB</td><td class="number">7.0 MiB</td></tr>' in page
 
 
 def test_a_run_that_has_only_begun_has_a_page() -> None:

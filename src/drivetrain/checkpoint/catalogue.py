@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from drivetrain.checkpoint import index_check, lineage, manifest
+from drivetrain.checkpoint import index_check, lineage, manifest, unchanged
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Manifest, parse_folder
 from drivetrain.checkpoint.storage import Storage
 from drivetrain.core.errors import DamagedRun
@@ -15,9 +15,13 @@ from drivetrain.core.errors import DamagedRun
 _BLOCK = 16 << 20
 _MOST_MANIFEST_BYTES = 256 << 20
 _UNFINISHED = f"no {manifest.NAME}: it was never finished"
+_BASE = "no checkpoint any more: others refer to its bytes"
 _REPLACED = "written by an attempt that had been replaced"
 
-State = Literal["good", "damaged", "unfinished", "replaced"]
+State = Literal["good", "damaged", "unfinished", "replaced", "base"]
+
+
+_STATES: dict[str, State] = {_UNFINISHED: "unfinished", _REPLACED: "replaced", _BASE: "base"}
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,18 @@ class Entry:
     attempt: int
     manifest: Manifest | None = None
     problem: str = ""
+    refers_to: tuple[str, ...] = ()
+    """Files of earlier checkpoints that it needs, where its manifest can be read."""
 
     @property
     def state(self) -> State:
-        """unfinished: being written, or given up. replaced: of an attempt that lost the run."""
+        """unfinished: being written, or given up. replaced: of an attempt that lost the run.
+
+        base: no checkpoint any more; others refer to its bytes.
+        """
         if self.manifest is not None:
             return "good"
-        if self.problem == _UNFINISHED:
-            return "unfinished"
-        return "replaced" if self.problem == _REPLACED else "damaged"
+        return _STATES.get(self.problem, "damaged")
 
 
 def entries(storage: Storage, *, check_sizes: bool = True) -> list[Entry]:
@@ -46,15 +53,23 @@ def entries(storage: Storage, *, check_sizes: bool = True) -> list[Entry]:
     found = [(parsed, name) for name in storage.names() if (parsed := parse_folder(name))]
     listed = []
     for (step, attempt), name in sorted(found, reverse=True):
+        refers_to: tuple[str, ...] = ()
         try:
-            described = read_manifest(storage, name, check_sizes=check_sizes)
+            described = read_manifest(storage, name, check_sizes=False)
+            refers_to = tuple(each.name for each in described.referred or ())
+            if check_sizes:
+                _check_sizes(storage, described)
             if not lineage.belongs(step, attempt, claims):
                 raise DamagedCheckpoint(_REPLACED)
         except DamagedCheckpoint as error:
-            listed.append(Entry(name, step, attempt, problem=str(error)))
+            listed.append(Entry(name, step, attempt, None, str(error), refers_to))
         else:
-            listed.append(Entry(name, step, attempt, described))
-    return listed
+            listed.append(Entry(name, step, attempt, described, "", refers_to))
+    bases = {path.partition("/")[0] for entry in listed for path in entry.refers_to}
+    return [
+        replace(e, problem=_BASE) if e.state == "unfinished" and e.folder in bases else e
+        for e in listed
+    ]
 
 
 def read_manifest(storage: Storage, folder: str, *, check_sizes: bool = True) -> Manifest:
@@ -68,13 +83,21 @@ def read_manifest(storage: Storage, folder: str, *, check_sizes: bool = True) ->
         raise DamagedCheckpoint(f"{manifest.NAME} is no file of Drivetrain's ({error})") from None
     if described.folder != folder:
         raise DamagedCheckpoint(f"{manifest.NAME} belongs to {described.folder}")
-    for file in described.files if check_sizes else ():
-        size = storage.size(f"{folder}/{file.name}")
+    if check_sizes:
+        _check_sizes(storage, described)
+    return described
+
+
+def _check_sizes(storage: Storage, described: Manifest) -> None:
+    for file in described.files:
+        size = storage.size(f"{described.folder}/{file.name}")
         if size is None:
             raise DamagedCheckpoint(f"{file.name} is missing")
         if size != file.size:
             raise DamagedCheckpoint(f"{file.name} has {size:,} bytes, not {file.size:,}")
-    return described
+    for each in described.referred or ():
+        if problem := unchanged.trouble(storage, each.name, each.size):
+            raise unchanged.refusal(problem)
 
 
 def verify(storage: Storage, folder: str) -> Manifest:
@@ -98,12 +121,25 @@ def _verify_files(storage: Storage, folder: str, described: Manifest) -> None:
     strangers -= {manifest.NAME}
     if strangers:
         raise DamagedCheckpoint(f"{min(strangers)} is not in the manifest")
-    sizes = {file.name: file.size for file in described.files}
-    if index_check.NAME in sizes:
+    if index_check.NAME in described.sizes:
         index = storage.read(f"{folder}/{index_check.NAME}", most=index_check.MOST_INDEX_BYTES)
-        index_check.read_index(index, sizes)
+        tensors = index_check.read_index(index, described.sizes)
+        _verify_referred(storage, tensors)
 
 
-def _blocks(storage: Storage, name: str, size: int) -> Iterator[bytes]:
-    for start in range(0, size, _BLOCK):
-        yield storage.read(name, start, min(_BLOCK, size - start))
+def _verify_referred(storage: Storage, tensors: Mapping[str, Any]) -> None:
+    """Its bytes in files of earlier checkpoints; the rest of those is not its own."""
+    for name, entry in tensors.items():
+        for _, _, file, start, length, crc32, *_ in entry["chunks"]:
+            if "/" not in file:
+                continue
+            total = 0
+            for block in _blocks(storage, file, length, start):
+                total = zlib.crc32(block, total)
+            if f"{total:08x}" != crc32:
+                raise unchanged.refusal(f"{file} is damaged at {name}")
+
+
+def _blocks(storage: Storage, name: str, size: int, start: int = 0) -> Iterator[bytes]:
+    for done in range(0, size, _BLOCK):
+        yield storage.read(name, start + done, min(_BLOCK, size - done))

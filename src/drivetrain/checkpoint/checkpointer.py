@@ -14,7 +14,7 @@ import pickle
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar, cast
@@ -40,6 +40,7 @@ from drivetrain.checkpoint.manifest import (
     DamagedCheckpoint,
     File,
     Manifest,
+    Reference,
     folder_name,
 )
 from drivetrain.checkpoint.retention import outdated
@@ -48,6 +49,7 @@ from drivetrain.checkpoint.sharing import Sharing
 from drivetrain.checkpoint.staging import CopyInMemory
 from drivetrain.checkpoint.state import TrainingState, own_name, unpack
 from drivetrain.checkpoint.storage import Storage
+from drivetrain.checkpoint.unchanged import Base
 from drivetrain.config.schema import Checkpoint
 from drivetrain.core.errors import EnvironmentProblem, NotSaved, Problem
 from drivetrain.parallel.parts import on_host, whole
@@ -67,6 +69,10 @@ class Saved:
     """How long it went on beside the steps."""
     problem: str = ""
     """Why there is no checkpoint."""
+    written_bytes: int | None = None
+    """By all ranks together; None: not known."""
+    referred_bytes: int | None = None
+    """Of it that earlier checkpoints' files have (`checkpoint.incremental`)."""
 
 
 @dataclass
@@ -76,6 +82,7 @@ class _Pending:
     future: Future[Any]
     began_s: float
     blocked_s: float
+    writer: ShardWriter | None = None
 
 
 _CLAIM_TRIES, _PAUSE_S = 3, 2.0
@@ -110,6 +117,8 @@ class Checkpointer:
         self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
         self._sharing = Sharing(self._group)
         self._stager = CopyInMemory(world.accelerator)
+        self._base = Base()
+        """What the last complete checkpoint has of this rank, for an incremental save."""
         self._pending: _Pending | None = None
 
     def claim(self, step: int, at_least: int = 1) -> int:
@@ -178,16 +187,18 @@ class Checkpointer:
         no_dist = writes_alone or self._group is None
         if no_dist:
             _expect_one_process()
+        writer = ShardWriter(
+            self.storage,
+            folder,
+            self._world.rank,
+            lambda files, referred: self._commit(manifest, files, referred),
+            self._stager.synchronize_staging,
+            None if no_dist else self._group,
+            self._base if self._rule.incremental else None,
+        )
         future = async_save(
             tensors,
-            storage_writer=ShardWriter(
-                self.storage,
-                folder,
-                self._world.rank,
-                lambda files: self._commit(manifest, files),
-                self._stager.synchronize_staging,
-                None if no_dist else self._group,
-            ),
+            storage_writer=writer,
             planner=SharePlanner(Sharing(None) if no_dist else self._sharing),
             # one process alone sends nothing, but torch asks its group for a CPU backend
             process_group=self._group or self._world.host_group,
@@ -198,7 +209,7 @@ class Checkpointer:
         )
         self.copied_bytes = self._stager.num_bytes
         ended = time.perf_counter()
-        self._pending = _Pending(step, folder, _as_future(future), ended, ended - began)
+        self._pending = _Pending(step, folder, _as_future(future), ended, ended - began, writer)
         if not self._rule.asynchronous:
             return self.wait()
         return before
@@ -237,7 +248,14 @@ class Checkpointer:
                     self.storage.remove(pending.folder)
         self._stager.written()
         now = time.perf_counter()
-        return Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
+        saved = Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
+        writer = pending.writer
+        if writer is None or writer.base is None:
+            return saved  # what there was before is still what the next save may refer to
+        self._base = writer.base
+        return replace(
+            saved, written_bytes=writer.written_bytes, referred_bytes=writer.referred_bytes
+        )
 
     def good(self) -> list[Manifest]:
         """Checkpoints that look whole, newest first. Their contents are checked on load."""
@@ -314,6 +332,8 @@ class Checkpointer:
         self._read(targets, reader)
         state.forget([name for name in not_stored if name.startswith("optimizer.")])
         state.restore(values, own)
+        if self._rule.incremental:
+            self._base = reader.base()
         return manifest
 
     def _open(self, folder: str) -> tuple[Manifest, ShardReader]:
@@ -389,13 +409,15 @@ class Checkpointer:
         """The same, for another run's checkpoints: to load from, over the same lines."""
         other = copy.copy(self)
         other.storage = storage
+        # what is saved there stands alone
+        other._rule = self._rule.model_copy(update={"incremental": False})  # noqa: SLF001
         return other
 
     def clean(self) -> None:
         """Remove what earlier attempts left unfinished."""
         for entry in catalogue.entries(self.storage, check_sizes=False):
             if entry.attempt < self.attempt and entry.state == "unfinished":
-                self.storage.remove(entry.folder)
+                self.storage.remove(entry.folder)  # nobody refers to it, or it were a base
 
     def close(self) -> Saved | None:
         """Finish the save under way."""
@@ -405,7 +427,7 @@ class Checkpointer:
 
     def _next_folder(self, tried: set[str]) -> str:
         for entry in catalogue.entries(self.storage):
-            if entry.folder in tried:
+            if entry.folder in tried or entry.state == "base":
                 continue
             if entry.manifest is not None:
                 return entry.folder
@@ -415,10 +437,14 @@ class Checkpointer:
             tried.add(entry.folder)
         return ""
 
-    def _commit(self, manifest: Manifest, files: Sequence[File]) -> None:
+    def _commit(
+        self, manifest: Manifest, files: Sequence[File], referred: tuple[Reference, ...]
+    ) -> None:
         """On rank 0, in the save's thread: from here on the checkpoint exists."""
         lineage.check_not_stale(self.storage, self.attempt)
         whole = replace(manifest, files=tuple(files))
+        if self._rule.incremental:
+            whole = replace(whole, referred=referred)
         self.storage.put(f"{manifest.folder}/{NAME}", whole.to_json())
         try:
             self._drop_outdated()
@@ -437,24 +463,34 @@ class Checkpointer:
         self.storage.put(f"{folder}/{NAME}", whole.to_json())
 
     def _drop_outdated(self) -> None:
+        entries = catalogue.entries(self.storage, check_sizes=False)
         held = pins.pinned(self.storage)
-        listed = [
-            entry
-            for entry in catalogue.entries(self.storage, check_sizes=False)
-            if entry.folder not in held
+        listed = [entry for entry in entries if entry.folder not in held]
+        good = [entry.step for entry in listed if entry.manifest is not None]
+        steps = outdated(good, self._rule, self.scores)
+        going = [
+            entry.folder
+            for entry in listed
+            if (entry.manifest is not None and entry.step in steps)
+            # now that there is one of this attempt, others' can go
+            or (entry.state == "replaced" and entry.attempt < self.attempt)
+            # what once was one, and was kept for bytes that somebody referred to
+            or (entry.state in ("base", "unfinished") and entry.attempt <= self.attempt)
         ]
-        good = [entry.manifest for entry in listed if entry.manifest is not None]
-        for entry in listed:  # now that there is one of this attempt, others' can go
-            if entry.state == "replaced" and entry.attempt < self.attempt:
-                self._delete(entry.folder)
-        for step in outdated([m.step for m in good], self._rule, self.scores):
-            for manifest in good:
-                if manifest.step == step:
-                    self._delete(manifest.folder)
+        needed = {path for e in entries if e.folder not in going for path in e.refers_to}
+        for folder in going:
+            self._delete(folder, needed)
 
-    def _delete(self, folder: str) -> None:
+    def _delete(self, folder: str, needed: Collection[str]) -> None:
+        """A checkpoint, but for files that others refer to."""
         self.storage.remove(f"{folder}/{NAME}")  # first: half of it never counts
-        self.storage.remove(folder)
+        names = self.storage.names(folder)
+        unneeded = [name for name in names if f"{folder}/{name}" not in needed]
+        if len(unneeded) == len(names):
+            self.storage.remove(folder)
+            return
+        for name in unneeded:
+            self.storage.remove(f"{folder}/{name}")
 
 
 def _expect_one_process() -> None:

@@ -1,8 +1,9 @@
 """Is a checkpoint's index one that Drivetrain wrote? Pure, and without torch.
 
 Checksums find damage; they do not find an index that somebody made to be wrong. Each piece must lie
-in a file of the checkpoint, inside it, on bytes of its own, and the pieces of a tensor must be all
-of it: what two pieces claimed or none did would be loaded as something else than was trained.
+in a file of the checkpoint, or in one that its manifest refers to, inside it, on bytes of its own,
+and the pieces of a tensor must be all of it: what two pieces claimed or none did would be loaded as
+something else than was trained.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from drivetrain.core.bounded import parse_json
 NAME = "index.json"
 MOST_INDEX_BYTES = 8 << 30
 """Tens of millions of pieces."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _BITS = re.compile(r"\D*?(\d+)\D*")
 _BYTES = {"bool": 1, "half": 2, "float": 4, "double": 8, "short": 2, "int": 4, "long": 8}
 Box = tuple[Sequence[int], Sequence[int]]
@@ -65,7 +67,7 @@ def _check_tensor(
     taken: dict[str, list[tuple[int, int]]],
 ) -> None:
     whole, boxes = _numbers(entry["size"]), []
-    for offsets, lengths, file, start, length, crc32 in entry["chunks"]:
+    for offsets, lengths, file, start, length, crc32, *digest in entry["chunks"]:
         box = _numbers(offsets, len(whole)), _numbers(lengths, len(whole))
         if any(at + size > most for at, size, most in zip(*box, whole, strict=True)):
             raise DamagedCheckpoint(f"{NAME} lists a piece of {name} outside of it")
@@ -77,8 +79,7 @@ def _check_tensor(
             raise DamagedCheckpoint(f"{NAME} lists a piece of {name} outside of {file}")
         if not _fits(entry["dtype"], math.prod(box[1]), length):
             raise DamagedCheckpoint(f"{NAME} gives {name} a wrong form")
-        if not isinstance(crc32, str):
-            raise TypeError(f"{name} has no checksum")
+        _check_sums(name, crc32, digest)
         boxes.append(box)
         if length:
             taken.setdefault(file, []).append((start, start + length))
@@ -86,6 +87,13 @@ def _check_tensor(
         raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that do not make up the whole")
     if _overlap(boxes):
         raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that overlap")
+
+
+def _check_sums(name: str, crc32: Any, digest: Sequence[Any]) -> None:
+    if not isinstance(crc32, str):
+        raise TypeError(f"{name} has no checksum")
+    if digest and (len(digest) > 1 or not _DIGEST.fullmatch(digest[0])):
+        raise ValueError(f"{name} has a digest that is none")
 
 
 def _numbers(values: Any, count: int | None = None) -> list[int]:

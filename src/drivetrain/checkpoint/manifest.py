@@ -16,8 +16,11 @@ from typing import Any, Literal
 from drivetrain.core.bounded import parse_json
 
 FORMAT = 1
+WITH_REFERENCES = 2
+"""The format of what may refer to files of earlier checkpoints; releases before it refuse it."""
 NAME = "manifest.json"
 _FOLDER = re.compile(r"step-([0-9]+)-a([0-9]+)")
+_DATA = re.compile(r"data-[0-9]{5,}(-unchanged)?\.bin")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Contents = Literal["everything", "trained", "weights"]
@@ -34,6 +37,17 @@ class File:
     name: str
     size: int
     crc32: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A file of an earlier checkpoint that holds bytes of this one; see unchanged.py."""
+
+    name: str
+    """From the folder of checkpoints: step-000000200-a1/data-00000.bin."""
+    size: int
+    used_bytes: int
+    """How many of them are this checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,8 @@ class Manifest:
     """What decided the run's numbers; see contract.py."""
     versions: Mapping[str, str] = field(default_factory=dict)
     created_s: float = 0.0
+    referred: tuple[Reference, ...] | None = None
+    """None: all of its bytes are its own, as before there were incremental saves."""
 
     @property
     def folder(self) -> str:
@@ -68,9 +84,24 @@ class Manifest:
         """Of all files together."""
         return sum(file.size for file in self.files)
 
+    @property
+    def num_referred_bytes(self) -> int:
+        """Of it that are in files of earlier checkpoints."""
+        return sum(each.used_bytes for each in self.referred or ())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """In bytes, of every file that the index may name, as it names it."""
+        own = {file.name: file.size for file in self.files}
+        return own | {each.name: each.size for each in self.referred or ()}
+
     def to_json(self) -> bytes:
         """With a checksum of its own as the last key."""
-        body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
+        facts = asdict(self)
+        if self.referred is None:
+            del facts["referred"]
+        version = FORMAT if self.referred is None else WITH_REFERENCES
+        body = json.loads(json.dumps({"format": version, **facts}))
         return json.dumps({**body, "self_crc32": fingerprint(body)}, indent=1).encode()
 
     @classmethod
@@ -82,13 +113,18 @@ class Manifest:
             version = body["format"]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DamagedCheckpoint(f"{NAME} cannot be read ({error})") from error
-        if version != FORMAT:
-            raise DamagedCheckpoint(f"{NAME} has format {version}; this release reads {FORMAT}")
+        if version not in (FORMAT, WITH_REFERENCES):
+            known = f"{FORMAT} and {WITH_REFERENCES}"
+            raise DamagedCheckpoint(f"{NAME} has format {version}; this release reads {known}")
         if own != fingerprint(body):
             raise DamagedCheckpoint(f"{NAME} does not match its own checksum")
         del body["format"]
         try:
             body["files"] = tuple(File(**file) for file in body["files"])
+            if ("referred" in body) != (version == WITH_REFERENCES):
+                raise ValueError(f"referred is not as format {version} has it")
+            if version == WITH_REFERENCES:
+                body["referred"] = tuple(Reference(**each) for each in body["referred"])
             return _checked(cls(**body))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedCheckpoint(f"{NAME} lacks what it must have ({error})") from error
@@ -111,6 +147,7 @@ def _checked(manifest: Manifest) -> Manifest:
             "versions": _is_mapping(manifest.versions),
             "created_s": _is_moment(manifest.created_s),
             "files": all(map(_is_file, manifest.files)),
+            "referred": _are_references(manifest),
         }.items()
         if not is_right
     ]
@@ -136,6 +173,26 @@ def _is_file(file: File) -> bool:
     has_name = isinstance(file.name, str) and _FILE.fullmatch(file.name) is not None
     has_sum = isinstance(file.crc32, str) and len(file.crc32) == 8
     return has_name and _is_count(file.size) and has_sum
+
+
+def _are_references(manifest: Manifest) -> bool:
+    """Data files of other checkpoints beside this one, and of nothing else; each once."""
+    referred = manifest.referred or ()
+    names = {each.name for each in referred if isinstance(each.name, str)}
+    return len(names) == len(referred) and all(
+        _is_data_file(each.name, manifest.folder)
+        and _is_count(each.size)
+        and _is_count(each.used_bytes)
+        and each.used_bytes <= each.size
+        for each in referred
+    )
+
+
+def _is_data_file(name: str, own_folder: str) -> bool:
+    folder, _, file = name.partition("/")
+    parsed = parse_folder(folder)
+    is_folder = parsed is not None and folder == folder_name(*parsed) != own_folder
+    return is_folder and _DATA.fullmatch(file) is not None
 
 
 def folder_name(step: int, attempt: int) -> str:

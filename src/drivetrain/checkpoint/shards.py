@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import Any, cast
 
 import torch
@@ -19,13 +20,19 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     create_default_global_save_plan,
 )
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
     ReadItem,
     SavePlan,
     SavePlanner,
+    TensorWriteData,
     WriteItem,
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
@@ -34,13 +41,30 @@ from torch.futures import Future
 from drivetrain.checkpoint import lineage, tensor_index
 from drivetrain.checkpoint.failures import RanksFailed, reason
 from drivetrain.checkpoint.index_check import MOST_INDEX_BYTES
-from drivetrain.checkpoint.manifest import DamagedCheckpoint, File, Manifest, checksum
+from drivetrain.checkpoint.manifest import (
+    DamagedCheckpoint,
+    File,
+    Manifest,
+    Reference,
+    checksum,
+)
 from drivetrain.checkpoint.sharing import Held, Sharing, hear_first, receive_from, send_to_first
 from drivetrain.checkpoint.storage import Storage
-from drivetrain.checkpoint.tensor_index import Piece
+from drivetrain.checkpoint.tensor_index import Piece, dtype_name
+from drivetrain.checkpoint.unchanged import (
+    Base,
+    Form,
+    Unchanged,
+    apart_name,
+    digest_of,
+    is_link,
+    path_of,
+    references,
+    refusal,
+)
 from drivetrain.checkpoint.weight_files import raw_bytes
 
-Commit = Callable[[list[File]], None]
+Commit = Callable[[list[File], tuple[Reference, ...]], None]
 _AT_ONCE = 16 << 20
 
 
@@ -65,18 +89,34 @@ class SharePlanner(DefaultSavePlanner):
 
 
 def _held(item: WriteItem) -> Held:
-    data = item.tensor_data
-    if data is None:
-        raise TypeError(f"{item.index.fqn}: only tensors are stored as pieces")
+    data = _described(item)
     count = math.prod(data.chunk.sizes)
     offsets = tuple(item.index.offset or ())
     return Held(item.index.fqn, offsets, count * data.properties.dtype.itemsize)
 
 
+def _form(item: WriteItem) -> Form:
+    data = _described(item)
+    chunk = data.chunk
+    dtype = dtype_name(data.properties.dtype)
+    return Form(item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), dtype)
+
+
+def _data(item: WriteItem, planner: SavePlanner) -> memoryview:
+    return raw_bytes(cast(torch.Tensor, planner.resolve_data(item)))
+
+
+def _described(item: WriteItem) -> TensorWriteData:
+    if item.tensor_data is None:
+        raise TypeError(f"{item.index.fqn}: only tensors are stored as pieces")
+    return item.tensor_data
+
+
 class ShardWriter(StorageWriter):
     """One rank's file. Rank 0 of the group hears what each has written, adds the index and commits.
 
-    A rank that cannot write says so there, and then all of them have failed.
+    A rank that cannot write says so there, and then all of them have failed. With a `base`, pieces
+    that it has are not written.
     """
 
     def __init__(
@@ -87,14 +127,24 @@ class ShardWriter(StorageWriter):
         commit: Commit,
         await_copies: Callable[[], None] = lambda: None,
         group: dist.ProcessGroup | None = None,
+        base: Base | None = None,
     ) -> None:
+        self.base: Base | None = None
+        """What the checkpoint has of this rank, once it is there: the next one's base."""
+        self.written_bytes: int | None = None
+        """By all ranks together, once it is there."""
+        self.referred_bytes: int | None = None
+        """Of all ranks together, in files of earlier checkpoints."""
+        self._unchanged = None if base is None else Unchanged(storage, base, folder)
+        self._next_base = Base()
+        self._used: list[tuple[str, int, int]] = []
         self._await_copies = await_copies
         self._storage = storage
         self._folder = folder
         self._name = f"data-{rank:05d}.bin"
         self._commit = commit
         self._group = group
-        self._file: File | None = None
+        self._files: list[File] = []
         self._problem = ""
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -125,51 +175,96 @@ class ShardWriter(StorageWriter):
 
     def _write(self, items: Sequence[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         self._await_copies()
-        written = []
+        pieces: dict[int, Piece] = {}
+        digests = [""] * len(items)
+        files: dict[str, list[int]] = {self._name: list(range(len(items)))}
+        if self._unchanged is not None:
+            digests = [digest_of(_data(item, planner)) for item in items]
+            asked = [(_form(item), digest) for item, digest in zip(items, digests, strict=True)]
+            pieces, apart = self._unchanged.found(asked)
+            others = pieces.keys() | set(apart)
+            changed = [number for number in files[self._name] if number not in others]
+            files = {self._name: changed, apart_name(self._name): apart}
+        for name, numbers in files.items():
+            if numbers:
+                pieces |= self._write_file(name, numbers, items, digests, planner)
+        if self._unchanged is not None:
+            self._next_base = self._known(items, pieces)
+        return [
+            WriteResult(item.index, pieces[number].length, pieces[number])
+            for number, item in enumerate(items)
+        ]
+
+    def _write_file(
+        self,
+        name: str,
+        numbers: Sequence[int],
+        items: Sequence[WriteItem],
+        digests: Sequence[str],
+        planner: SavePlanner,
+    ) -> dict[int, Piece]:
+        pieces = {}
         start, whole = 0, 0
-        with self._storage.writing(f"{self._folder}/{self._name}") as file:
-            for item in items:
-                data = raw_bytes(cast(torch.Tensor, planner.resolve_data(item)))
+        with self._storage.writing(f"{self._folder}/{name}") as file:
+            for number in numbers:
+                data = _data(items[number], planner)
                 file.write(data)
-                piece = Piece(self._name, start, len(data), checksum(data))
+                pieces[number] = Piece(name, start, len(data), checksum(data), digests[number])
                 whole = zlib.crc32(data, whole)
                 start += len(data)
-                written.append(WriteResult(item.index, piece.length, piece))
-        self._file = File(self._name, start, f"{whole:08x}")
-        return written
+        self._files.append(File(name, start, f"{whole:08x}"))
+        return pieces
+
+    def _known(self, items: Sequence[WriteItem], pieces: Mapping[int, Piece]) -> Base:
+        """What the next save may refer to, and what this one does."""
+        known: dict[Form, Piece] = {}
+        sizes = {path_of(self._folder, file.name): file.size for file in self._files}
+        for number, piece in pieces.items():
+            path = path_of(self._folder, piece.file)
+            known[_form(items[number])] = replace(piece, file=path)
+            if path not in sizes and self._unchanged is not None:
+                sizes[path] = self._unchanged.size_of(path)
+            if path == piece.file:
+                self._used.append((path, sizes[path], piece.length))
+        return Base(known, sizes)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Once every rank's file is safe: the index, then the commit. A collective call."""
         own = self._told(metadata, results)
         if self._group is not None and dist.get_rank(self._group):
             send_to_first(own, self._group)
-            outcome = ["", ""]
+            outcome: list[Any] = ["", "", 0, 0]
         else:
             outcome = self._conclude(own)
         if self._group is not None:
             outcome = json.loads(hear_first(json.dumps(outcome).encode(), self._group))
-        kind, text = outcome
+        kind, text, written_bytes, referred_bytes = outcome
         if kind:
             raise lineage.StaleAttempt(text) if kind == "stale" else RanksFailed(text)
+        self.written_bytes, self.referred_bytes = written_bytes, referred_bytes
+        self.base = self._next_base
 
     def _told(self, metadata: Metadata, results: list[list[WriteResult]]) -> bytes:
-        """What rank 0 hears of this one: how it went, its file, and a line for the index."""
-        facts = None if self._file is None else [self._file.size, self._file.crc32]
-        head = json.dumps([self._problem, self._name, facts]).encode()
+        """What rank 0 hears of this one: how it went, its files, and a line for the index."""
+        files = [astuple(file) for file in self._files]
+        used = [astuple(each) for each in references(self._used)]
+        head = json.dumps([self._problem, files, used]).encode()
         pieces = {each.index: each.storage_data for rank in results for each in rank}
         return head + b"\n" + (b"{}" if self._problem else tensor_index.to_json(metadata, pieces))
 
-    def _conclude(self, own: bytes) -> list[str]:
-        """The kind of failure, if it is one, and what to say of it."""
+    def _conclude(self, own: bytes) -> list[Any]:
+        """The kind of failure, if it is one, and what to say of it; bytes written, and referred."""
         problems: list[str] = []
         files: list[File] = []
+        used: list[tuple[str, int, int]] = []
 
         def lines() -> Iterator[bytes]:
             for told in self._everyones(own):
                 head, _, line = told.partition(b"\n")
-                problem, name, facts = json.loads(head)
+                problem, own_files, own_used = json.loads(head)
                 problems.extend([problem] if problem else [])
-                files.extend([] if facts is None else [File(name, *facts)])
+                files.extend(File(*each) for each in own_files)
+                used.extend(own_used)
                 yield line
 
         heard = lines()
@@ -177,16 +272,17 @@ class ShardWriter(StorageWriter):
             with self._storage.writing(f"{self._folder}/{tensor_index.NAME}") as file:
                 size, crc32 = tensor_index.write_lines(heard, file)
             if problems:
-                return ["failed", problems[0]]
-            files.sort(key=lambda each: each.name)
-            self._commit([*files, File(tensor_index.NAME, size, crc32)])
+                return ["failed", problems[0], 0, 0]
+            files = [*sorted(files, key=lambda f: f.name), File(tensor_index.NAME, size, crc32)]
+            referred = references(used)
+            self._commit(files, referred)
         except lineage.StaleAttempt as error:
-            return ["stale", str(error)]
+            return ["stale", str(error), 0, 0]
         except Exception as error:
             for _ in heard:  # the others have something to say before they listen
                 pass
-            return ["failed", problems[0] if problems else reason(error)]
-        return ["", ""]
+            return ["failed", problems[0] if problems else reason(error), 0, 0]
+        return ["", "", sum(f.size for f in files), sum(r.used_bytes for r in referred)]
 
     def _everyones(self, own: bytes) -> Iterator[bytes]:
         yield own
@@ -206,9 +302,10 @@ class ShardReader(StorageReader):
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._storage = storage
         self._folder = manifest.folder
-        self._sizes = {file.name: file.size for file in manifest.files}
+        self._sizes = manifest.sizes
         self._index = next((f for f in manifest.files if f.name == tensor_index.NAME), None)
         self._metadata: Metadata | None = None
+        self._loaded: list[MetadataIndex] = []
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """A reader serves one checkpoint."""
@@ -247,6 +344,7 @@ class ShardReader(StorageReader):
             items.setdefault(item.storage_index, []).append(item)
         for index, wanted in sorted(items.items(), key=lambda entry: self._order(entry[0])):
             tensor = self.tensor(index)
+            self._loaded.append(index)
             for item in wanted:
                 part = tensor
                 for dim, (start, size) in enumerate(
@@ -269,30 +367,49 @@ class ShardReader(StorageReader):
             found = zlib.crc32(data, found)
             yield data
         if f"{found:08x}" != piece.crc32:
-            raise DamagedCheckpoint(f"{piece.file} is damaged at {index.fqn}")
+            raise _wrong(piece, f"is damaged at {index.fqn}")
 
     def _read(self, piece: Piece, start: int, length: int) -> bytes:
-        name = f"{self._folder}/{piece.file}"
+        name = path_of(self._folder, piece.file)
+        if name == piece.file and is_link(self._storage, name):
+            raise _wrong(piece, "is a link, not a file")
         try:
             return self._storage.read(name, piece.start + start, length, most=length)
         except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{piece.file} is missing") from error
+            raise _wrong(piece, "is missing") from error
+
+    def base(self) -> Base:
+        """What this rank has loaded of it, for an incremental save to refer to."""
+        metadata, pieces = self.read_metadata(), {}
+        for index in self._loaded:
+            piece: Piece = metadata.storage_data[index]
+            described, chunk = self._chunk(index)
+            dtype = dtype_name(described.properties.dtype)
+            form = Form(index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), dtype)
+            if piece.digest:
+                pieces[form] = replace(piece, file=path_of(self._folder, piece.file))
+        sizes = {path_of(self._folder, name): size for name, size in self._sizes.items()}
+        return Base(pieces, sizes)
 
     def tensor(self, index: MetadataIndex) -> torch.Tensor:
         """One stored piece, checked."""
         metadata = self.read_metadata()
         piece: Piece = metadata.storage_data[index]
-        described = tensor_index.described(metadata, index.fqn)
-        chunk = next(c for c in described.chunks if c.offsets == (index.offset or c.offsets))
+        described, chunk = self._chunk(index)
         data = self._read(piece, 0, piece.length)
         if len(data) != piece.length or checksum(data) != piece.crc32:
-            raise DamagedCheckpoint(f"{piece.file} is damaged at {index.fqn}")
+            raise _wrong(piece, f"is damaged at {index.fqn}")
         dtype = described.properties.dtype
         if piece.length != math.prod(chunk.sizes) * dtype.itemsize:
             raise DamagedCheckpoint(f"{tensor_index.NAME} gives {index.fqn} a wrong form")
         if not data:
             return torch.empty(chunk.sizes, dtype=dtype)
         return torch.frombuffer(bytearray(data), dtype=dtype).reshape(chunk.sizes)
+
+    def _chunk(self, index: MetadataIndex) -> tuple[TensorStorageMetadata, ChunkStorageMetadata]:
+        described = tensor_index.described(self.read_metadata(), index.fqn)
+        chunk = next(c for c in described.chunks if c.offsets == (index.offset or c.offsets))
+        return described, chunk
 
     def _order(self, index: MetadataIndex) -> tuple[str, int]:
         piece: Piece = self.read_metadata().storage_data[index]
@@ -302,3 +419,8 @@ class ShardReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
         """Never chosen by torch, always by us."""
         return False
+
+
+def _wrong(piece: Piece, what: str) -> DamagedCheckpoint:
+    problem = f"{piece.file} {what}"
+    return refusal(problem) if "/" in piece.file else DamagedCheckpoint(problem)

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 from drivetrain.checkpoint.index_check import NAME, merged, read_index
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 
-__all__ = ["NAME", "Piece", "described", "from_json", "to_json", "write_lines"]
+__all__ = ["NAME", "Piece", "described", "dtype_name", "from_json", "to_json", "write_lines"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Piece:
     start: int
     length: int
     crc32: str
+    digest: str = ""
+    """Where saves are incremental; see unchanged.py."""
 
 
 MOST_MERGED = 32 << 20
@@ -76,8 +78,9 @@ def to_json(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> bytes:
         for chunk in tensor.chunks:
             piece = pieces[MetadataIndex(name, chunk.offsets)]
             where = [piece.file, piece.start, piece.length, piece.crc32]
+            where += [piece.digest] if piece.digest else []
             chunks.append([list(chunk.offsets), list(chunk.sizes), *where])
-        dtype = str(tensor.properties.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor.properties.dtype)
         tensors[name] = {"dtype": dtype, "size": list(tensor.size), "chunks": chunks}
     return json.dumps(tensors).encode()
 
@@ -102,6 +105,11 @@ def described(metadata: Metadata, name: str) -> TensorStorageMetadata:
     if not isinstance(entry, TensorStorageMetadata):
         raise DamagedCheckpoint(f"{name} is not stored as a tensor")
     return entry
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As an index has it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _dtype(name: str) -> torch.dtype:

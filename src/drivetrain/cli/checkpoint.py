@@ -135,6 +135,8 @@ def _cells(entry: Entry) -> tuple[str, str, str, str]:
     layout = " ".join([manifest.strategy, *(axes or ["one rank"])])
     if manifest.contents != "everything":
         layout += f", {manifest.contents} only"
+    if manifest.num_referred_bytes:
+        layout += f", + {readable_bytes(manifest.num_referred_bytes)} in earlier ones"
     return written, readable_bytes(manifest.num_bytes), entry.state, layout
 
 
@@ -150,6 +152,8 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
         manifest = entry.manifest
         shown |= {
             "bytes": manifest.num_bytes,
+            "referred_bytes": manifest.num_referred_bytes,
+            "refers_to": list(entry.refers_to),
             "created_s": manifest.created_s,
             "contents": manifest.contents,
             "strategy": manifest.strategy,

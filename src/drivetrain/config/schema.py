@@ -31,6 +31,9 @@ class Checkpoint(Section):
     must be the same. weights: the model alone."""
     asynchronous: bool = True
     """Write beside the steps, which wait only for a copy in memory."""
+    incremental: bool = False
+    """Write only what has changed since the last checkpoint, byte by byte. The rest stays in files
+    of earlier ones, which are kept as long as a checkpoint refers to them."""
     directory: str | None = None
     """A path, or any fsspec address (s3://…); null: checkpoints/ in the run's directory."""
     keep_last: int = Field(default=2, gt=0)

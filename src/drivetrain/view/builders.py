@@ -83,9 +83,17 @@ class Logbook:
             case "instant", "saved":
                 blocked_s = float(event.values.get("blocked_s") or 0.0)
                 beside_s = float(event.values.get("beside_s") or 0.0)
-                self.checkpoints.append(
-                    CheckpointView(event.step, self._attempt, event.time_s, blocked_s, beside_s)
+                written = event.values.get("written_bytes")
+                save = CheckpointView(
+                    event.step,
+                    self._attempt,
+                    event.time_s,
+                    blocked_s,
+                    beside_s,
+                    None if written is None else float(written),
+                    float(event.values.get("referred_bytes") or 0.0),
                 )
+                self.checkpoints.append(save)
                 held = duration_text(blocked_s)
                 self._say(event.time_s, f"step {event.step}: saved; steps waited {held}")
             case "instant", name:

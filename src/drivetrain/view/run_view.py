@@ -44,6 +44,10 @@ class CheckpointView:
     """How long steps waited for it."""
     beside_s: float
     """How long it was written beside the steps."""
+    written_bytes: float | None = None
+    """By all ranks; None: the run did not record it."""
+    referred_bytes: float = 0.0
+    """Of it that earlier checkpoints have."""
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class Saver:
         self._evaluated_at = -1
         """After which step."""
         self._has_said_size = False
+        self._has_said_referred = False
         self._num_evaluations_saved = run.num_evaluations
         self._saved_here = -1
         """The step that this attempt saved last; `_last_saved` may be an earlier one's."""
@@ -410,8 +411,24 @@ class Saver:
                 )
             return
         self._newest_saved = saved.step
+        sizes = {"written_bytes": saved.written_bytes, "referred_bytes": saved.referred_bytes}
         self._recorder.instant(
-            "saved", step=saved.step, blocked_s=saved.blocked_s, beside_s=saved.beside_s
+            "saved",
+            step=saved.step,
+            blocked_s=saved.blocked_s,
+            beside_s=saved.beside_s,
+            **{name: size for name, size in sizes.items() if size is not None},
+        )
+        self._say_what_is_referred(saved)
+
+    def _say_what_is_referred(self, saved: Saved) -> None:
+        """Once: whether saves that are meant to be small are."""
+        if not self._world.is_main or not saved.referred_bytes or self._has_said_referred:
+            return
+        self._has_said_referred = True
+        self._say(
+            f"checkpoints: step {saved.step} wrote {readable_bytes(saved.written_bytes or 0)}; "
+            f"{readable_bytes(saved.referred_bytes)} had not changed and stay in earlier ones"
         )
 
     def _schedule(self, step: int, step_s: float) -> None:

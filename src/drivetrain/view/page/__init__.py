@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from drivetrain._version import __version__
+from drivetrain.core.text import readable_bytes
 from drivetrain.record.expert_load import LayerShape, shape_of
 from drivetrain.view.charts import (
     ChartLine,
@@ -110,10 +111,12 @@ def report_page(run: RunView, made_s: float) -> str:
             "timeline": timeline(run) if run.attempts else "",
             "checkpoint_sentence": _checkpoint_sentence(run.checkpoints),
             "shown_checkpoints": list(run.checkpoints)[-_SHOWN_CHECKPOINTS:][::-1],
+            "refers": any(save.referred_bytes for save in run.checkpoints),
             "chosen": [(k, v, s) for k, (v, s) in run.config.items() if s != "default"],
             "defaults": [(k, v) for k, (v, s) in run.config.items() if s == "default"],
             "css_of_kind": css_of_kind,
             "duration": duration_text,
+            "size": readable_bytes,
             "number": number_text,
             "sentence": as_sentence,
             "version": __version__,
