@@ -13,7 +13,7 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
+.PHONY: accelerator all-reduces bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
   gpu-smoke horovod labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
@@ -241,6 +241,9 @@ figures:                          ## which figures are older than the code they 
 
 collectives:                      ## `bench collectives` next to plain loops, on 2 to 8 ranks, on shaped links (minutes; needs root)
 	$(BIN)/python -m benchmarks collectives --output benchmarks/results/collectives
+
+all-reduces:                      ## the course's all-reduces by size, on eight hosts with limited links (minutes; needs root)
+	$(BIN)/python -m benchmarks all-reduces --output benchmarks/results/all-reduces
 
 SCALING_RANKS ?= 8
 scaling:                          ## `bench scaling` on SCALING_RANKS emulated ranks, beside whatever is installed (minutes)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from benchmarks.faults.recovery import run_recovery
 from benchmarks.faults.scale import run_scale
 from benchmarks.faults.supervision import run_supervision
+from benchmarks.links.all_reduces import run_all_reduces
 from benchmarks.links.collectives import run_collectives
 from benchmarks.links.slow_link import run_slow_link
 from benchmarks.parameter_server.bench import run_parameter_server
@@ -108,6 +109,11 @@ BENCHMARKS = {
         "`bench collectives` next to plain loops, on 2 to 8 ranks and on shaped links (needs root)",
         1000,
         lambda folder, rounds, _: run_collectives(folder, rounds, make_hosts),
+    ),
+    "all-reduces": Benchmark(
+        "the course's ring, recursive halving, tree and naive all-reduce by size (needs root)",
+        20,
+        lambda folder, rounds, _: run_all_reduces(folder, rounds, make_hosts),
     ),
     "slow-link": Benchmark(
         "time to the same loss over slow links: tuned ddp, compressors, local SGD, DiLoCo",

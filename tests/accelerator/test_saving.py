@@ -31,6 +31,7 @@ from drivetrain.train.saving.weights import weights_sha256
 from drivetrain.train.trainer import Trainer
 from tests.accelerator.layouts import GROUPS
 from tests.accelerator.small_runs import batch_norm_task, run_in, samples, settings
+from tests.ranks.test_incremental import LAYOUTS, good, on_two
 
 sim = torch.get_device_module("sim")
 
@@ -289,6 +290,7 @@ def test_what_a_device_wrote_is_read_without_one(tmp_path: Path) -> None:
     code = f"""
 import glob, json, torch
 from tests.accelerator.small_runs import resume
+from tests.ranks.test_incremental import LAYOUTS, good, on_two
 assert torch.accelerator.current_accelerator() is None
 weights = torch.load(glob.glob({folder!r} + "/checkpoints/weights.pt")[0], weights_only=True)
 print(json.dumps([sorted({{str(t.device) for t in weights.values()}}), resume({folder!r}, 12)]))
@@ -326,3 +328,11 @@ def test_own_states_resume_on_other_devices(tmp_path: Path, more: dict[str, Any]
     whole = run("whole", False, 2)
     run("parts", True, 2)
     assert run("parts", False, 5)[0] == whole[0]
+
+
+def test_an_incremental_save_resumes_to_the_last_bit(tmp_path: Path) -> None:
+    found = run_ranks(on_two, 2, 500, (str(tmp_path),), GROUPS["both"])[0]
+    for name in LAYOUTS:
+        assert found[name] == found[f"{name} whole"] != ""
+        newest, _ = good(tmp_path / name)
+        assert newest.refers_to
