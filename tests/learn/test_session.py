@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -183,3 +187,34 @@ def test_a_line_that_falls_is_no_bandwidth() -> None:
     assert "-" not in measure._own_link(1e-3, -1e9)
     assert "longer messages took no longer" in measure._own_link(1e-3, -1e9)
     assert "50 µs and 2000 MB/s" in measure._own_link(5e-5, 2e9)
+
+
+@pytest.mark.slow
+def test_an_interrupted_check_is_short_and_leaves_nothing(folder: LearnerFolder) -> None:
+    """Ctrl-C while the ranks' imports run, and everything of its group hears it."""
+    check = subprocess.Popen(
+        [sys.executable, "-m", "drivetrain", "learn", "check", "naive_allreduce"],
+        cwd=folder.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    children = Path(f"/proc/{check.pid}/task/{check.pid}/children")
+    deadline_s = time.monotonic() + 60
+    while "multiprocessing.forkserver" not in _command_lines(children.read_text().split()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.killpg(check.pid, signal.SIGINT)
+    said, _ = check.communicate(timeout=60)
+    assert (said, check.returncode) == ("interrupted: this check does not count\n", 130)
+    assert folder.state_named("naive_allreduce").checked_at_s == 0
+
+
+def _command_lines(pids: list[str]) -> str:
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text())
+    return " ".join(found)
