@@ -218,3 +218,31 @@ def _command_lines(pids: list[str]) -> str:
         with suppress(OSError):
             found.append(Path(f"/proc/{pid}/cmdline").read_text())
     return " ".join(found)
+
+
+def test_what_a_check_finds_anew_gets_its_hint_again(
+    folder: LearnerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(["gaps", "duplicates", "gaps", "gaps"])
+
+    def fail(*_: object) -> Passed:
+        raise Shortcoming(next(found), "right", "wrong")
+
+    monkeypatch.setattr(Exercise, "check", fail)
+    given = []
+    for _ in range(4):
+        said: list[str] = []
+        session.check([_DATA_LOADER], folder, lambda _: None)
+        session.give_hint(_DATA_LOADER, folder, said.append)
+        given.append(said[1].strip())
+    begins = [_DATA_LOADER.hints[name][:20] for name in ("gaps", "duplicates", "gaps", "step1")]
+    assert [text[:20] for text in given] == begins
+
+
+def test_a_collective_that_waits_is_told_as_one() -> None:
+    flow = (RankLog(0), _waiting(1, "all_reduce", None))
+    records = [RankRecord(log.rank, {"": log}, None, [], True) for log in flow]
+    told = attempt._why(Outcome([], records), Path("mine.py"), "rank 1 was still running")
+    assert isinstance(told, Shortcoming)
+    assert told.hint == "deadlock"
+    assert told.expected == "every rank calls each collective: it ends when the last has come"

@@ -288,9 +288,12 @@ def _deadlock(outcome: Outcome, file: Path) -> Shortcoming:
         for log in flow.logs
         if not log.pending
     ]
+    kinds = {call.kind for log in flow.logs for call in log.pending}
     return Shortcoming(
         "deadlock",
-        "every message that is waited for is sent, and every one that is sent is received",
+        "every message that is waited for is sent, and every one that is sent is received"
+        if kinds & {"send", "recv"}
+        else "every rank calls each collective: it ends when the last has come",
         "\n".join(waiting + finished),
         where=_case(outcome, name) or num_ranks_in_words(flow.num_ranks),
         picture=flow.picture(),

@@ -116,7 +116,7 @@ def read_record(file: Path, rank: int) -> RankRecord:
                 entry["line"],
                 ranks=tuple(entry["ranks"]),
                 left_bytes=entry["left"],
-                elements=entry["elements"],
+                elements=entry.get("elements", ""),
             )
             current.calls[call.index] = call
             current.events.append(("posted", call.index))

@@ -81,6 +81,8 @@ def check_one(exercise: Exercise, folder: LearnerFolder, say: Say) -> bool:
     try:
         passed = exercise.check(file)
     except Shortcoming as shortcoming:
+        if shortcoming.hint != state.last_hint and shortcoming.hint in state.hints_given:
+            state.hints_given.remove(shortcoming.hint)  # it is what "a hint for this" promises
         state.last_hint = shortcoming.hint
         state.is_passed = False
         folder.remember(exercise, state)
