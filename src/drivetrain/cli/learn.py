@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from drivetrain.cli.say import say
@@ -22,7 +23,11 @@ def check_exercises(name: str, phase: str, here: Path | None = None) -> int:
     """One, those of a phase, or the next that is not passed; the exit code."""
     folder = LearnerFolder.around(here or Path.cwd())
     asked = exercises_of(phase_numbered(phase)) if phase else [_asked(name, folder)]
-    return 0 if session.check(asked, folder, say) else 1
+    try:
+        return 0 if session.check(asked, folder, say) else 1
+    except KeyboardInterrupt:
+        say("interrupted: this check does not count", err=True)
+        return 128 + signal.SIGINT
 
 
 def show_hint(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import re
@@ -10,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,9 @@ from drivetrain.learn.flow import Flow, RankLog, RankRecord, RecordedCall, read_
 from drivetrain.testing import run_ranks
 
 _TIMEOUT_S = 45.0
+_BUSY_S = 30.0
+"""When a rank that has not ended writes down where it is: after any message was given up on."""
+
 _IMPORTS_S = 300.0
 """For what all ranks import once; on a busy machine that is most of the first check."""
 
@@ -53,6 +57,8 @@ class Outcome:
     records: list[RankRecord]
     ended_by: int = 0
     """The signal that ended a rank, where the check means one to."""
+    busy_lines: dict[int, int] = field(default_factory=dict)
+    """By rank, the learner's line at which one was that did not end."""
 
     def flow(self, section: str = "") -> Flow:
         return Flow(
@@ -105,10 +111,21 @@ def _run(
             )
         except WorkerFailure as error:
             failure = str(error)
-        outcome = Outcome(results, [read_record(log, rank) for rank, log in enumerate(logs)])
+        outcome = Outcome(
+            results,
+            [read_record(log, rank) for rank, log in enumerate(logs)],
+            busy_lines=_busy_lines(Path(folder), file),
+        )
     if "still running" in failure and not all(record.has_begun for record in outcome.records):
         raise WorkerFailure(f"{failure}, before they reached {file.name}; is the machine busy?")
     return outcome, failure
+
+
+def _busy_lines(folder: Path, file: Path) -> dict[int, int]:
+    """Of the stacks, which begin with the innermost call."""
+    at_line = re.compile(f'File "{re.escape(str(file))}", line (\\d+)')
+    found = {int(stack.stem): at_line.search(stack.read_text()) for stack in folder.glob("*.stack")}
+    return {rank: int(line[1]) for rank, line in sorted(found.items()) if line}
 
 
 @cache
@@ -158,12 +175,15 @@ def _on_rank(file: str, folder: str, scenario: Callable[..., Any], args: tuple[A
     os.dup2(quiet, 2)
     recorder = Recorder(Path(folder) / f"{dist.get_rank()}.jsonl", Path(file))
     recorder.install()
+    stack = (Path(folder) / f"{dist.get_rank()}.stack").open("w")
+    faulthandler.dump_traceback_later(_BUSY_S, file=stack)
     try:
         module = load(Path(file))
         result = scenario(module, recorder, *args)
     except BaseException as error:
         recorder.error(error, line_in(error, Path(file)))
         raise
+    faulthandler.cancel_dump_traceback_later()
     recorder.stop()
     _wait_for_others(Path(folder))
     return result
@@ -205,7 +225,9 @@ def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
         return mismatch
     for rank, error in errors.items():
         if error["error"] != "Stuck" and not any(each in error["text"] for each in _LEFT_ALONE):
-            return _crash(error["error"], error["text"], file, error["line"], f"rank {rank}")
+            told = _crash(error["error"], error["text"], file, error["line"], f"rank {rank}")
+            told.where = _case(outcome, list(outcome.records[rank].sections)[-1])
+            return told
     if errors or "still running" in failure:
         return _deadlock(outcome, file)
     return Shortcoming("crash", "every rank ends by itself", failure.splitlines()[0])
@@ -213,13 +235,19 @@ def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
 
 def _todo(text: str, file: Path, line: int) -> Shortcoming:
     where = f"{file.name}:{line}" if line else file.name
-    found = f"{text or 'a TODO'} is still to be written ({where})"
+    found = f"still to be written: {text or 'a TODO'} ({where})"
     return Shortcoming("todo", "every TODO replaced by code", found)
 
 
 def _crash(kind: str, text: str, file: Path, line: int, where: str) -> Shortcoming:
+    gone = re.fullmatch(rf"module 'learner_{re.escape(file.stem)}' has no attribute '(\w+)'", text)
+    if gone:
+        expected = f"a function {gone[1]}, as in the template"
+        return Shortcoming("renamed", expected, f"{file.name} has no function {gone[1]}")
     at = f"{file.name}:{line}: {_source_line(file, line)}" if line else file.name
     found = f"{where} raised {kind}: {text.strip() or 'without a message'}\n{at}"
+    if kind in ("SyntaxError", "IndentationError", "TabError"):
+        return Shortcoming("syntax", "a file that Python can read", found)
     return Shortcoming("crash", "the code runs to its end", found)
 
 
@@ -235,6 +263,15 @@ def _last_section(outcome: Outcome) -> str:
     return min(sections, key=order.index)
 
 
+def num_ranks_in_words(number: int) -> str:
+    return f"{number} rank{'s' if number != 1 else ''}"
+
+
+def _case(outcome: Outcome, section: str) -> str:
+    """What was being tried; nothing where the file was only being imported."""
+    return f"{num_ranks_in_words(len(outcome.records))}, {section}" if section else ""
+
+
 def _deadlock(outcome: Outcome, file: Path) -> Shortcoming:
     name = _last_section(outcome)
     flow = outcome.flow(name)
@@ -243,21 +280,31 @@ def _deadlock(outcome: Outcome, file: Path) -> Shortcoming:
         return Shortcoming(
             "endless",
             "the code ends within seconds",
-            f"{file.name} was still computing",
-            where=name,
+            _still_computing(outcome, file),
+            where=_case(outcome, name),
         )
     finished = [
         f"rank {log.rank} waits for nothing: it has left the exchange"
         for log in flow.logs
         if not log.pending
     ]
+    kinds = {call.kind for log in flow.logs for call in log.pending}
     return Shortcoming(
         "deadlock",
-        "every message that is waited for is sent, and every one that is sent is received",
+        "every message that is waited for is sent, and every one that is sent is received"
+        if kinds & {"send", "recv"}
+        else "every rank calls each collective: it ends when the last has come",
         "\n".join(waiting + finished),
-        where=f"{flow.num_ranks} ranks, {name}" if name else f"{flow.num_ranks} ranks",
+        where=_case(outcome, name) or num_ranks_in_words(flow.num_ranks),
         picture=flow.picture(),
     )
+
+
+def _still_computing(outcome: Outcome, file: Path) -> str:
+    if not outcome.busy_lines:
+        return f"{file.name} was still computing"
+    rank, line = next(iter(outcome.busy_lines.items()))
+    return f"rank {rank} was still computing\n{file.name}:{line}: {_source_line(file, line)}"
 
 
 def _size_mismatch(flow: Flow, file: Path, name: str) -> Shortcoming | None:
@@ -265,13 +312,19 @@ def _size_mismatch(flow: Flow, file: Path, name: str) -> Shortcoming | None:
     if not found:
         return None
     source, target, send, receive = found[0]
+    is_type = send.elements.split()[:1] == receive.elements.split()[:1] != []
     return Shortcoming(
-        "size-mismatch",
+        "type-mismatch" if is_type else "size-mismatch",
         f"rank {target} receives as many bytes as rank {source} sends",
-        f"rank {source} sent {readable_bytes(send.num_bytes)} ({file.name}:{send.line}), rank"
-        f" {target} made room for {readable_bytes(receive.num_bytes)} ({file.name}:{receive.line})",
+        f"rank {source} sent {_amount(send)}, {file.name}:{send.line}\n"
+        f"rank {target} made room for {_amount(receive)}, {file.name}:{receive.line}",
         where=name,
     )
+
+
+def _amount(call: RecordedCall) -> str:
+    elements = f" ({call.elements})" if call.elements else ""
+    return readable_bytes(call.num_bytes) + elements
 
 
 def _collective_mismatch(outcome: Outcome, file: Path) -> Shortcoming | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,11 @@ class Phase:
     @property
     def heading(self) -> str:
         return f"phase {self.number}" if self in PHASES else self.folder
+
+    @property
+    def argument(self) -> str:
+        """What `drivetrain learn start` calls it."""
+        return str(self.number) if self in PHASES else self.folder
 
 
 @dataclass(frozen=True)
@@ -146,8 +152,10 @@ def exercise_named(name: str) -> Exercise:
     for exercise in (*EXERCISES, *LABS):
         if exercise.name == wanted:
             return exercise
-    names = ", ".join(exercise.name for exercise in (*EXERCISES, *LABS))
-    raise ConfigError([Problem("exercise", "there is none of this name", f"choose: {names}", name)])
+    names = [exercise.name for exercise in (*EXERCISES, *LABS)]
+    near = difflib.get_close_matches(wanted, names, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "drivetrain learn list shows all names"
+    raise ConfigError([Problem("exercise", "there is none of this name", remedy, name)])
 
 
 def phase_numbered(text: str) -> Phase:
@@ -156,6 +164,11 @@ def phase_numbered(text: str) -> Phase:
     for phase in (*PHASES, LABS_FOLDER):
         if text in (phase.folder, phase.folder + "/") or wanted == str(phase.number):
             return phase
+    for exercise in (*EXERCISES, *LABS):
+        if exercise.name == text:
+            phase = exercise.phase
+            remedy = f"drivetrain learn start {phase.argument} copies it with its phase"
+            raise ConfigError([Problem("phase", "is an exercise", remedy, text)])
     numbers = ", ".join([*(str(phase.number) for phase in PHASES), LABS_FOLDER.folder])
     raise ConfigError([Problem("phase", "there is no such phase", f"choose: {numbers}", text)])
 

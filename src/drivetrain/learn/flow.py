@@ -33,6 +33,8 @@ class RecordedCall:
     """Of its group; none are all ranks."""
     left_bytes: int | None = None
     """What left the rank, where the call itself says it."""
+    elements: str = ""
+    """How many of which type, "4 float64"; of a message from rank to rank."""
 
     def sent_bytes(self, num_ranks: int) -> float:
         """By each of its group, as the best algorithm would do it."""
@@ -114,6 +116,7 @@ def read_record(file: Path, rank: int) -> RankRecord:
                 entry["line"],
                 ranks=tuple(entry["ranks"]),
                 left_bytes=entry["left"],
+                elements=entry.get("elements", ""),
             )
             current.calls[call.index] = call
             current.events.append(("posted", call.index))
@@ -189,8 +192,12 @@ class Flow:
                 lines.append(
                     f"rank {log.rank} waits to {words} ({readable_bytes(call.num_bytes)}),"
                     f" line {call.line}"
+                    + ("" if self._has(call.peer) else f": there is no rank {call.peer}")
                 )
         return lines
+
+    def _has(self, peer: int | None) -> bool:
+        return peer is None or 0 <= peer < self.num_ranks
 
     def picture(self) -> str:
         """The rounds as text."""
@@ -212,12 +219,20 @@ class Flow:
                     counted[call.kind, call.num_bytes][log.rank] += 1
         lines = []
         for (kind, num_bytes), times in list(counted.items())[:_MAX_MESSAGES_SHOWN]:
+            what = f"{kind} of {readable_bytes(num_bytes)}"
             same = len(set(times)) == 1
-            of_ranks = f"{times[0]} ×" if same else f"{times} × on ranks 0 to {self.num_ranks - 1}:"
-            lines.append(f"{of_ranks} {kind} of {readable_bytes(num_bytes)}")
+            lines.append(f"{times[0]} × {what}" if same else f"{what}: {_by_ranks(times)}")
         if len(counted) > _MAX_MESSAGES_SHOWN:
             lines.append(f"… and {len(counted) - _MAX_MESSAGES_SHOWN} other collectives")
         return lines
+
+
+def _by_ranks(times: Sequence[int]) -> str:
+    parts = []
+    for number in sorted(set(times)):
+        ranks = [str(rank) for rank, each in enumerate(times) if each == number]
+        parts.append(f"{number} × on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}")
+    return ", ".join(parts)
 
 
 def _drawn(messages: Sequence[tuple[int, int, int]]) -> str:

@@ -15,9 +15,9 @@ import yaml
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.learn.exercises import COURSE
 from drivetrain.learn.folder import ExerciseState, LearnerFolder
+from drivetrain.learn.width import text_width
 
 Say = Callable[[str], None]
-_WIDTH = 94
 
 
 @dataclass(frozen=True)
@@ -252,4 +252,4 @@ def _listed(numbers: set[int]) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH)
+    return textwrap.wrap(text, text_width() - 2)

@@ -13,11 +13,11 @@ import yaml
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.learn.exercises import COURSE
 from drivetrain.learn.folder import LearnerFolder
+from drivetrain.learn.width import text_width
 
 Say = Callable[[str], None]
 Ask = Callable[[str], str]
 _STATE = "quiz"
-_WIDTH = 92
 _PASSING = 0.8
 
 
@@ -122,5 +122,5 @@ def _remember(folder: LearnerFolder, index: int, is_right: bool) -> None:
 
 
 def _tell(text: str, say: Say) -> None:
-    for line in textwrap.wrap(text, _WIDTH):
+    for line in textwrap.wrap(text, text_width() - 4):
         say(f"  {line}")

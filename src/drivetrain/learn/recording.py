@@ -128,6 +128,7 @@ class Recorder:
         tag: int = 0,
         ranks: tuple[int, ...] = (),
         left_bytes: int | None = None,
+        elements: str = "",
     ) -> int:
         index, self._next = self._next, self._next + 1
         self._write(
@@ -140,6 +141,7 @@ class Recorder:
                 "line": self.line(),
                 "ranks": ranks,
                 "left": left_bytes,
+                "elements": elements,
             }
         )
         return index
@@ -162,7 +164,7 @@ class Recorder:
                 return original(tensor, dst, group, tag, group_dst)
             _check_contiguous(tensor, "isend")
             peer = _global_rank(dst, group, group_dst)
-            index = self.posted("send", peer, _size(tensor), tag)
+            index = self.posted("send", peer, _size(tensor), tag, elements=_elements(tensor))
             if self._link is not None:
                 latency_s, bytes_per_s = self._link
                 takes_s = latency_s + _size(tensor) / bytes_per_s
@@ -186,7 +188,7 @@ class Recorder:
             _check_contiguous(tensor, "irecv")
             is_any = src is None and group_src is None
             peer = None if is_any else _global_rank(src, group, group_src)
-            index = self.posted("recv", peer, _size(tensor), tag)
+            index = self.posted("recv", peer, _size(tensor), tag, elements=_elements(tensor))
             arriving = torch.empty_like(tensor)
             work = original(arriving, src, group, tag, group_src)
             return ReceiveRequest(self, index, work, arriving, tensor, peer)
@@ -368,6 +370,10 @@ def _check_contiguous(tensor: torch.Tensor, call: str) -> None:
 
 def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _elements(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _collective_bytes(name: str, args: tuple[Any, ...]) -> int:

@@ -6,9 +6,9 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.exercises import (
     EXERCISES,
     LABS,
@@ -21,9 +21,13 @@ from drivetrain.learn.exercises import (
 )
 from drivetrain.learn.folder import LearnerFolder
 from drivetrain.learn.verdict import Passed
+from drivetrain.learn.width import text_width
+
+if TYPE_CHECKING:
+    from drivetrain.learn.attempt import Shortcoming
 
 Say = Callable[[str], None]
-_WIDTH = 96
+_BETWEEN = " " * 3
 
 
 def list_exercises(say: Say) -> None:
@@ -60,19 +64,25 @@ def check(exercises: Sequence[Exercise], folder: LearnerFolder, say: Say) -> boo
     passed = [check_one(exercise, folder, say) for exercise in exercises]
     if len(passed) > 1:
         say(f"{sum(passed)} of {len(passed)} passed")
+    if all(passed):
+        _tell_next(exercises[-1].phase, folder, say)
     return all(passed)
 
 
 def check_one(exercise: Exercise, folder: LearnerFolder, say: Say) -> bool:
     """Run one check, tell what it found, and remember it."""
+    from drivetrain.learn.attempt import Shortcoming  # with torch, which a hint does not need
+
     file = folder.file_of(exercise)
     state = folder.state_of(exercise)
-    state.num_tries += 1
+    state.num_tries += file.read_text() != exercise.template.read_text()
     state.checked_at_s = time.time()
     begin_s = time.monotonic()
     try:
         passed = exercise.check(file)
     except Shortcoming as shortcoming:
+        if shortcoming.hint != state.last_hint and shortcoming.hint in state.hints_given:
+            state.hints_given.remove(shortcoming.hint)  # it is what "a hint for this" promises
         state.last_hint = shortcoming.hint
         state.is_passed = False
         folder.remember(exercise, state)
@@ -86,12 +96,23 @@ def check_one(exercise: Exercise, folder: LearnerFolder, say: Say) -> bool:
     return True
 
 
+def _tell_next(phase: Phase, folder: LearnerFolder, say: Say) -> None:
+    left = [each for each in exercises_of(phase) if not folder.state_of(each).is_passed]
+    if left:
+        say(f"next      {left[0].file}")
+        say(f"          drivetrain learn check {left[0].name}")
+        return
+    later = [each for each in PHASES if each.number > phase.number]
+    then = f"drivetrain learn start {later[0].number}" if later else "drivetrain learn progress"
+    say(f"next      {phase.heading}: all passed; go on with {then}")
+
+
 def _tell_shortcoming(exercise: Exercise, found: Shortcoming, say: Say) -> None:
     say(f"✗ {exercise.name}" + (f": {found.where}" if found.where else ""))
     _tell_block("expected", found.expected, say)
     _tell_block("found", found.found, say)
     if found.picture:
-        _tell_block("arrived", found.picture, say, is_wrapped=False)
+        _tell_picture("arrived", found.picture, say)
     say(f"  a hint for this: drivetrain learn hint {exercise.name}")
     say("")
 
@@ -105,16 +126,28 @@ def _tell_passed(exercise: Exercise, passed: Passed, took_s: float, say: Say) ->
         beside = f" (solution: {own[score.what]:.0%})" if score.what in own else ""
         _tell_block("score", f"{score}{beside}", say)
     if passed.picture:
-        _tell_block("messages", passed.picture, say, is_wrapped=False)
+        _tell_picture("messages", passed.picture, say)
     say("")
 
 
-def _tell_block(label: str, text: str, say: Say, is_wrapped: bool = True) -> None:
+def _tell_block(label: str, text: str, say: Say) -> None:
     for line in text.splitlines():
-        pieces = textwrap.wrap(line, _WIDTH - 12) if is_wrapped else [line]
-        for piece in pieces or [""]:
+        for piece in textwrap.wrap(line, text_width() - 12) or [""]:
             say(f"  {label:9s} {piece}".rstrip())
             label = ""
+
+
+def _tell_picture(label: str, text: str, say: Say) -> None:
+    """Lines are broken between messages, which stand three blanks apart."""
+    for line in text.splitlines():
+        first, *others = line.split(_BETWEEN)
+        for message in others:
+            if 12 + len(first) + len(_BETWEEN) + len(message) > text_width():
+                say(f"  {label:9s} {first}".rstrip())
+                label, first = "", " " * len("round  1")
+            first += _BETWEEN + message
+        say(f"  {label:9s} {first}".rstrip())
+        label = ""
 
 
 def next_exercise(folder: LearnerFolder) -> Exercise:
@@ -133,7 +166,7 @@ def exercise_at_hand(folder: LearnerFolder) -> Exercise:
     both = (*EXERCISES, *LABS)
     last = max(both, key=lambda exercise: folder.state_of(exercise).checked_at_s)
     state = folder.state_of(last)
-    return last if state.num_tries and not state.is_passed else next_exercise(folder)
+    return last if state.checked_at_s and not state.is_passed else next_exercise(folder)
 
 
 def give_hint(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
@@ -141,7 +174,7 @@ def give_hint(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
     state = folder.state_of(exercise)
     order = [state.last_hint] if state.last_hint in exercise.hints else []
     order += [name for name in exercise.hints if name.startswith("step")]
-    if state.num_tries == 0:
+    if not state.checked_at_s:
         say(f"(not checked yet; after `drivetrain learn check {exercise.name}` a hint fits better)")
     fresh = [name for name in order if name not in state.hints_given]
     if not fresh:
@@ -152,7 +185,7 @@ def give_hint(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
     state.hints_given.append(name)
     folder.remember(exercise, state)
     say(f"{exercise.name}:")
-    for line in textwrap.wrap(exercise.hints[name], _WIDTH - 2):
+    for line in textwrap.wrap(exercise.hints[name], text_width() - 2):
         say(f"  {line}")
     say("")
     left = len(fresh) - 1
@@ -162,7 +195,9 @@ def give_hint(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
 def give_solution(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
     """Write it below `solutions/`, after a try."""
     if folder.state_of(exercise).num_tries == 0:
-        remedy = f"drivetrain learn check {exercise.name}, even with a first half"
+        remedy = (
+            f"write a first part, even a rough one, then: drivetrain learn check {exercise.name}"
+        )
         rule = "the solution comes after a try of your own"
         raise ConfigError([Problem("solution", rule, remedy, exercise.name)])
     target = folder.path / "solutions" / exercise.phase.folder / exercise.solution.name
@@ -172,13 +207,13 @@ def give_solution(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
 
 
 def tell_progress(folder: LearnerFolder, say: Say) -> None:
-    """What is done, with scores beside the solution's and the limit."""
+    """What is done, with scores beside the solution's and the limit; one line of later phases."""
     own = solution_scores()
     for phase in (*PHASES, LABS_FOLDER):
         exercises = exercises_of(phase)
         done = sum(folder.state_of(exercise).is_passed for exercise in exercises)
         say(f"{phase.heading:7s}   {done} of {len(exercises)} done   {phase.title}")
-        for exercise in exercises:
+        for exercise in exercises if folder.has_started(phase) else ():
             state = folder.state_of(exercise)
             mark = "✓" if state.is_passed else " "
             tries = f"{state.num_tries} tries" if state.num_tries != 1 else "1 try"

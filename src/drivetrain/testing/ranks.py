@@ -13,12 +13,15 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -53,6 +56,7 @@ def run_ranks(
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_IMPORTED_ONCE))
+    _start_importing()
     deadline_s = time.monotonic() + timeout_s
     ranks: list[_Rank] = []
     try:
@@ -81,6 +85,18 @@ def run_ranks(
     finally:
         for each in ranks:
             each.end()
+
+
+def _start_importing() -> None:
+    """Ctrl-C is for this process, which ends the ranks; imports would answer with a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _refuse_notebook(function: Callable[..., Any]) -> None:
@@ -167,6 +183,11 @@ def _worker(
     timeout_s: float,
     backend: str,
 ) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        return  # it was interrupted while this rank was being forked, and nobody would end it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what forked it ignores it
+
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore

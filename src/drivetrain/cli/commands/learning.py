@@ -18,7 +18,7 @@ PuzzleName = Annotated[str, typer.Argument(metavar="PUZZLE")]
 ExerciseName = Annotated[
     str,
     typer.Argument(
-        metavar="[EXERCISE]", help="Default: the last one checked, or the first not passed."
+        metavar="[EXERCISE]", help="Default: the last one checked; once it has passed, the next."
     ),
 ]
 
@@ -33,7 +33,7 @@ def list_all() -> None:
 
 @verbs.command()
 def start(
-    phase: Annotated[str, typer.Argument(metavar="PHASE", help="1, 2 …")],
+    phase: Annotated[str, typer.Argument(metavar="PHASE", help="1, 2, 3, 4 or labs.")],
 ) -> None:
     """Copy a phase's templates and guidelines to this folder; overwrites nothing."""
     from drivetrain.cli.learn import start_phase

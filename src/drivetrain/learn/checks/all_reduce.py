@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.core.text import readable_bytes
-from drivetrain.learn.attempt import Outcome, Shortcoming, run_on_ranks
+from drivetrain.learn.attempt import Outcome, Shortcoming, num_ranks_in_words, run_on_ranks
 from drivetrain.learn.training import (
     NUM_STEPS,
     global_batch,
@@ -124,7 +124,7 @@ def _listed(asked: AllReduce) -> str:
 
 
 def _section(length: int) -> str:
-    return f"a tensor of {length} elements"
+    return f"a tensor of {length} element{'s' if length != 1 else ''}"
 
 
 def _reductions(
@@ -140,7 +140,7 @@ def _reductions(
         places = torch.arange(length, dtype=torch.float64)
         reduce(places)
         results.append((counted.tolist(), places.tolist()))
-    recorder.section("large")
+    recorder.section(_section(_LARGE))
     large = torch.ones(_LARGE)
     reduce(large)
     results.append(([float(large.min()), float(large.max())], []))
@@ -149,7 +149,7 @@ def _reductions(
 
 def _judge_sums(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
     for index, length in enumerate(asked.lengths):
-        where = f"{num_ranks} ranks, {_section(length)}"
+        where = f"{num_ranks_in_words(num_ranks)}, {_section(length)}"
         picture = outcome.flow(_section(length)).picture()
         counted = [result[index][0] for result in outcome.results]
         judge_counts(counted, num_ranks, where, picture)
@@ -245,7 +245,7 @@ def misplaced(
 def _judge_messages(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
     for name in outcome.sections:
         flow = outcome.flow(name)
-        where = f"{num_ranks} ranks, {name}"
+        where = f"{num_ranks_in_words(num_ranks)}, {name}"
         for log in flow.logs:
             if log.collectives:
                 call = log.collectives[0]
@@ -264,7 +264,7 @@ def _judge_messages(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
                         where=where,
                         picture=flow.picture(),
                     )
-    flow = outcome.flow("large")
+    flow = outcome.flow(_section(_LARGE))
     _judge_bytes(flow.sent(), asked, num_ranks, flow.picture())
     num_rounds = len(flow.rounds())
     if asked.most_rounds is not None and num_rounds > asked.most_rounds(num_ranks):
@@ -296,7 +296,7 @@ def _judge_bytes(sent: list[float], asked: AllReduce, num_ranks: int, picture: s
 
 def _scores(outcome: Outcome) -> list[Score]:
     num_ranks = len(outcome.records)
-    flow = outcome.flow("large")
+    flow = outcome.flow(_section(_LARGE))
     least = 2 * (num_ranks - 1) / num_ranks * _LARGE * 4
     num_rounds = len(flow.rounds())
     return [

@@ -27,10 +27,16 @@ def check(file: Path) -> Passed:
             "the line through 5 exact points, and through points of which one is an outlier",
             f"a link of {_LATENCY_S * 1e3:g} ms and {_BYTES_PER_S / 1e6:g} MB/s: you measured"
             f" {latency_s * 1e3:.2f} ms and {bytes_per_s / 1e6:.1f} MB/s",
-            f"this machine's own, without the brake: {own_latency_s * 1e6:.0f} µs and"
-            f" {own_rate / 1e6:.0f} MB/s (yours to explain: not checked)",
+            _own_link(own_latency_s, own_rate),
         ]
     )
+
+
+def _own_link(latency_s: float, bytes_per_s: float) -> str:
+    begin = f"this machine's own, without the brake: {latency_s * 1e6:.0f} µs and"
+    if not 0 < bytes_per_s < float("inf"):
+        return f"{begin} no bandwidth: longer messages took no longer; is the machine busy?"
+    return f"{begin} {bytes_per_s / 1e6:.0f} MB/s (yours to explain: not checked)"
 
 
 def _measured(file: Path) -> dict[int, float]:

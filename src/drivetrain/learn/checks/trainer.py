@@ -34,10 +34,14 @@ _WITH_EMPTY = (0, 20, 4)
 def check(file: Path) -> Passed:
     for name, tokens in (
         ("the same number of tokens on every rank", _EQUAL),
-        (f"{_UNEQUAL} tokens on ranks 0, 1, 2", _UNEQUAL),
-        (f"{_WITH_EMPTY} tokens: rank 0 has none", _WITH_EMPTY),
+        (f"{_listed(_UNEQUAL)} tokens on ranks 0, 1, 2", _UNEQUAL),
+        (f"{_listed(_WITH_EMPTY)} tokens on ranks 0, 1, 2", _WITH_EMPTY),
     ):
-        outcome = run_on_ranks(file, _train, _NUM_RANKS, (tokens,))
+        try:
+            outcome = run_on_ranks(file, _train, _NUM_RANKS, (tokens,))
+        except Shortcoming as found:
+            found.where = f"{found.where}; {name}" if found.where else ""
+            raise
         _judge(outcome, tokens, name)
     sent, least = max(outcome.flow("step 1").sent()), _least_bytes()
     return Passed(
@@ -49,6 +53,10 @@ def check(file: Path) -> Passed:
         [Score("bytes a rank sends a step", sent, least, "2(n−1)/n·(gradients + a count)")],
         outcome.flow("step 1").picture(),
     )
+
+
+def _listed(tokens: tuple[int, ...]) -> str:
+    return ", ".join(map(str, tokens))
 
 
 def _least_bytes() -> float:
