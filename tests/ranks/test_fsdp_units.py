@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.core.errors import ConfigError
+from drivetrain.strategies.fsdp.strategy import not_reached
 from drivetrain.strategies.fsdp.units import notes_of, units
 from drivetrain.testing import run_ranks
 from drivetrain.train.task import Task
@@ -40,12 +42,12 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch[0]), torch.ones_like(batch[0]))
 
 
-def train(folder: str, parallel: dict[str, Any]) -> list[float]:
+def train(folder: str, parallel: dict[str, Any], model: type[nn.Module] = Shared) -> list[float]:
     data = TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(1)))
     config = settings(
         folder, max_steps=6, global_batch_size=16, micro_batch_size=4, parallel=parallel
     )
-    return [step.loss for step in Trainer(Task(Shared, loss), config).fit(data).steps]
+    return [step.loss for step in Trainer(Task(model, loss), config).fit(data).steps]
 
 
 def test_shared_weights_train_as_one(tmp_path: Path) -> None:
@@ -66,3 +68,58 @@ def test_a_shared_weight_that_is_named_is_refused() -> None:
     assert units(model, ("blocks.3",)) == [model.blocks[3]]
     with pytest.raises(ConfigError, match=r"front shares a weight with blocks\.2"):
         units(model, ("front", "blocks.3"))
+
+
+class KeepsReferences(nn.Module):
+    """Computes with the weights it was made with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Linear(8, 8)
+        self.kept = [self.front.weight, self.front.bias]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, *self.kept)
+
+
+class HasAnUnusedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.front(x)
+        return y
+
+
+def explained(folder: str) -> list[str]:
+    with pytest.raises(RuntimeError) as told:
+        train(folder, {"strategy": "fsdp"}, KeepsReferences)
+    return told.value.__notes__
+
+
+def test_a_model_that_keeps_references_to_its_weights_is_told_so(tmp_path: Path) -> None:
+    for notes in run_ranks(explained, 2, 60, args=(str(tmp_path),)):
+        assert any("keeps references to the weights it was made with" in note for note in notes)
+
+
+def test_a_model_of_which_no_weight_gets_a_gradient_is_refused() -> None:
+    model = HasAnUnusedLayer()
+    with pytest.raises(ConfigError, match="no weight of HasAnUnusedLayer got a gradient.*Keras"):
+        not_reached(model)
+    model(torch.ones(1, 8)).sum().backward()
+    assert "not depend on unused.weight and 1 more: not trained" in not_reached(model)
+    model.unused.requires_grad_(False)
+    assert not_reached(model) == ""
+
+
+def warned(folder: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train(folder, {"strategy": "fsdp"}, HasAnUnusedLayer)
+    return [str(each.message) for each in said if "not trained" in str(each.message)]
+
+
+def test_weights_that_are_not_trained_are_named_once(tmp_path: Path) -> None:
+    first, second = run_ranks(warned, 2, 60, args=(str(tmp_path),))
+    assert (len(first), second) == (1, [])

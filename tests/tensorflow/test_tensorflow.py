@@ -122,3 +122,13 @@ def test_parameter_servers_go_on_after_a_worker_was_killed(tmp_path: Path) -> No
     assert found["losses"][-1] < 1.6
     assert found["final_loss"] < found["losses"][0]
     assert len(RunDirectory(Path(found["run_dir"])).attempts()) == 2
+
+
+def test_keras_on_torch_is_refused_under_fsdp(tmp_path: Path) -> None:
+    """Its layers keep the weights they were made with: fsdp would train nothing."""
+    example = Path(__file__).parents[2] / "examples" / "keras_on_torch.py"
+    words = ["-m", "drivetrain", "train", str(example), "--nproc-per-node", "2"]
+    command = [sys.executable, *words, "max_steps=4", "parallel.strategy=fsdp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no weight of Sequential got a gradient" in done.stderr

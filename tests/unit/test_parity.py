@@ -124,6 +124,25 @@ def test_the_first_place_in_order_of_execution_is_named() -> None:
     assert "so do all 1 others of this stage, by the same factor 3" in str(divergence)
 
 
+def test_gradients_that_an_engine_takes_are_not_missing() -> None:
+    x = torch.randn(64)
+    reference = [
+        entry(TraceStage.FORWARD, "a", x, micro=0),
+        entry(TraceStage.LOSS, "loss", x, micro=0),
+        entry(TraceStage.BACKWARD, "a.weight", x),
+        entry(TraceStage.UPDATE, "a.weight", x),
+    ]
+    seen, unseen = reference[:2], entry(TraceStage.UNSEEN, "gradients", x, step=0)
+    divergence = locate(reference, {0: seen}, FP32)
+    assert divergence is not None
+    assert divergence.stage is TraceStage.BACKWARD
+    assert locate(reference, {0: [unseen, *seen]}, FP32) is None
+    other = [unseen, entry(TraceStage.FORWARD, "a", 2 * x, micro=0), reference[1]]
+    divergence = locate(reference, {0: other}, FP32)
+    assert divergence is not None
+    assert divergence.stage is TraceStage.FORWARD
+
+
 def test_shards_and_terms_are_put_together() -> None:
     x = torch.randn(10, 8)
     loss = torch.tensor(6.0)

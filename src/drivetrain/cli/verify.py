@@ -150,6 +150,9 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
             f"  from there one process parts from itself by {result.itself.loss_deviation:.1e} "
             "when only the last bits of its gradients change",
         ]
+    if result.holds and result.lacks_gradients:
+        why = "its engine takes the gradients: not compared parameter by parameter"
+        return [f"{head}same training", f"  {why}"]
     if result.holds:
         return [f"{head}same training"]
     lines = [f"{head}ANOTHER training"]

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -142,6 +143,28 @@ class FSDPStrategy(Strategy):
             )
 
 
+_KEEPS = "keeps references to the weights it was made with, which fsdp has replaced by shards"
+_READ_THEM = "use parallel.strategy=ddp, or read weights from their modules in forward"
+
+
+def not_reached(model: nn.Module) -> str:
+    """Which weights backward has not found, in a sentence; ConfigError if it has found none.
+
+    `fully_shard` gives a module new parameters. A model that keeps references to the old ones, as
+    Keras's do, would go on with those and train nothing.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    missing = [name for name, parameter in trained.items() if parameter.grad is None]
+    if not missing:
+        return ""
+    if len(missing) == len(trained):
+        kind = type(model).__name__.removeprefix("FSDP")
+        rule = f"no weight of {kind} got a gradient: it {_KEEPS} (Keras does)"
+        raise ConfigError([Problem("parallel.strategy", rule, _READ_THEM, "fsdp")])
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"fsdp: the first step's loss does not depend on {missing[0]}{more}: not trained"
+
+
 class _Explained(AbstractContextManager[None]):
     """Says what torch's words mean when a part of the model was called past the model itself."""
 
@@ -153,6 +176,8 @@ class _Explained(AbstractContextManager[None]):
                 "in a hook's on_setup: torch.distributed.fsdp.register_fsdp_forward_method"
                 '(trainer.model, "method")'
             )
+        elif isinstance(error, RuntimeError) and "device meta" in str(error):
+            error.add_note(f"the model {_KEEPS}; {_READ_THEM}")
 
 
 EXPLAINED = _Explained()
@@ -185,6 +210,7 @@ class FSDPModel(ParallelModel):
         self.reduces_every_micro_batch = reduces_every_micro_batch
         self._root: FSDPModule = model
         self._is_last = True
+        self._is_first = True
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
         """Gradients stay unsharded until the last micro-batch, or are reduced in each."""
@@ -198,7 +224,11 @@ class FSDPModel(ParallelModel):
         return gathered_weights(self.inner)
 
     def finish_gradients(self) -> None:
-        """FSDP2 finishes them at the end of backward."""
+        """FSDP2 finishes them at the end of backward. The first time, whether there are any."""
+        if self._is_first:
+            self._is_first = False
+            if (said := not_reached(self.inner)) and dist.get_rank() == 0:
+                warnings.warn(said, stacklevel=2)
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Over all shards."""

@@ -30,6 +30,7 @@ from drivetrain.verify.parity.compare import (
     StepNumbers,
     Tolerance,
     first_parting,
+    lacks_gradients,
     largest_deviations,
     locate,
 )
@@ -77,6 +78,8 @@ class LayoutResult:
     """Where it began; None when nothing parts, or when the traces do not show it."""
     itself: Itself | None = None
     """Where the script parts from itself as early and as far: it cannot tell of a layout there."""
+    lacks_gradients: bool = False
+    """An engine takes them, or servers do: outputs, losses and norms were compared."""
     problem: str = ""
     """Why the layout could not be run."""
 
@@ -258,7 +261,8 @@ def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
             divergence = compared.traced_to(layout, parting.step)
     except WorkerFailure as failure:
         return LayoutResult(layout, problem=str(failure))
-    return LayoutResult(layout, *deviations, parting, divergence)
+    unseen = lacks_gradients(here.traces())
+    return LayoutResult(layout, *deviations, parting, divergence, lacks_gradients=unseen)
 
 
 def read_numbers(run: Path) -> Numbers:

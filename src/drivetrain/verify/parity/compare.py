@@ -133,7 +133,15 @@ class Divergence:
         return text if self.ratio is None else f"{text}, by the same factor {self.ratio:.4g}"
 
 
+_BY_ENGINE = (
+    TraceStage.MEMBERS,
+    TraceStage.BACKWARD,
+    TraceStage.CLIPPING,
+    TraceStage.UPDATE,
+)
+"""What an engine that takes the gradients does in its own way, on flat copies perhaps."""
 _WORDS = {
+    TraceStage.UNSEEN: "{place}",
     TraceStage.START: "{place}",
     TraceStage.MEMBERS: "whether it holds {place}",
     TraceStage.DATA: "{place}",
@@ -191,10 +199,18 @@ def locate(
     for rank, entries in ranks.items():
         for entry in entries:
             seen[entry.key][rank] = entry.value
+    if lacks_gradients(ranks):
+        reference = [entry for entry in reference if entry.key.stage not in _BY_ENGINE]
     scales = _usual_sizes(reference)
     partings = _partings(reference, seen, scales, allowed)
     first = next(partings, None)
     return None if first is None else _describe(first, [first, *partings], reference)
+
+
+def lacks_gradients(ranks: Mapping[int, Sequence[TraceEntry]]) -> bool:
+    """Whether the layout's gradients are where no trace sees them, and so how weights move."""
+    first = (entries[0] for entries in ranks.values() if entries)
+    return any(entry.key.stage is TraceStage.UNSEEN for entry in first)
 
 
 class _PartedPlace(NamedTuple):

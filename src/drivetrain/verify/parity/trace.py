@@ -93,6 +93,8 @@ _WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
 class TraceStage(StrEnum):
     """What was going on."""
 
+    UNSEEN = "not seen"
+    """No gradients here: an engine takes them, or servers do."""
     START = "initial weights"
     MEMBERS = "optimizer members"
     DATA = "data"
@@ -150,6 +152,8 @@ class Trace(Hook):
         self._file = open(path, "w")  # noqa: SIM115 - closed by on_fit_end
         trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
         self._parameters = {own_name(name): parameter for name, parameter in trained}
+        if engine.spread.engine_step is not None:
+            self._note(TraceStage.UNSEEN, "gradients", of_number(1.0))
         self._note_all(TraceStage.START, self._parameters)
         held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
         for name, parameter in self._parameters.items():
