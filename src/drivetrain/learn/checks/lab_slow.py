@@ -32,6 +32,8 @@ _WARM_UP = 10
 _ROUNDS = 2
 _ENOUGH = 0.75
 """Of the solution's steps a second: two runs of the same script differ by some tenths here."""
+_MUCH = 0.4
+"""A wait with this share of the steps' time is worth looking at first."""
 _LINK_MBIT = 1000.0
 _FINISH_S = 180.0
 _WORDS = (
@@ -58,18 +60,18 @@ class Measured:
 
 def check(file: Path) -> Passed:
     require_hosts("lab_slow")
-    solution = exercise_named("lab_slow").solution
-    found: dict[Path, list[Measured]] = {file: [], solution: []}
+    entrants = (file, exercise_named("lab_slow").solution)
+    found: tuple[list[Measured], list[Measured]] = ([], [])
     with (
         tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True) as name,
         make_hosts(NUM_HOSTS, rate_mbit=_LINK_MBIT) as hosts,
     ):
         for number in range(_ROUNDS):
-            for place, each in enumerate(found):
+            for place, (script, runs) in enumerate(zip(entrants, found, strict=True)):
                 run = Path(name) / f"run-{number}-{place}"
-                _train(each, run, hosts)
-                found[each].append(measured(run))
-    own, right = (min(runs, key=lambda run: run.step_s) for runs in found.values())
+                _train(script, run, hosts)
+                runs.append(measured(run))
+    own, right = (min(runs, key=lambda run: run.step_s) for runs in found)
     return judged(own, right)
 
 
@@ -160,4 +162,4 @@ def _judge_training(own: Measured, right: Measured) -> None:
 def slowest(shares: Mapping[str, float]) -> str:
     """The hint for the largest wait; where steps compute most of the time, for that."""
     name = max(_WAITS, key=lambda each: shares.get(each, 0.0))
-    return name.replace("_", "-") if shares.get(name, 0.0) > 0.2 else "compute"
+    return name.replace("_", "-") if shares.get(name, 0.0) > _MUCH else "compute"
