@@ -57,12 +57,19 @@ def train(folder: str, steps: int, hook: Hook | None = None, **more: Any) -> str
 
 
 class _StopAfter(Hook):
-    def __init__(self, step: int) -> None:
+    """Once the save of step 4 is written: on a busy machine it is still under way."""
+
+    def __init__(self, step: int, folder: str) -> None:
         self._step = step
+        self._written = Path(folder, "checkpoints", "step-000000004-a1", "manifest.json")
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        if step - 1 == self._step:
-            raise KeyboardInterrupt
+        if step - 1 != self._step:
+            return
+        end_s = time.monotonic() + 5.0  # one that is given up never comes
+        while not self._written.exists() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        raise KeyboardInterrupt
 
 
 def whole_and_resumed(
@@ -74,7 +81,8 @@ def whole_and_resumed(
     memory = Memory()
     whole = train(f"{folder}/whole", 12, memory, parallel=parallel, **more)
     with pytest.raises(KeyboardInterrupt):
-        train(f"{folder}/parts", 12, _StopAfter(6), parallel=parallel, **more)
+        hook = _StopAfter(6, f"{folder}/parts")
+        train(f"{folder}/parts", 12, hook, parallel=parallel, **more)
     return whole, train(f"{folder}/parts", 12, parallel=parallel, **more), memory.most
 
 
@@ -290,7 +298,6 @@ def test_what_a_device_wrote_is_read_without_one(tmp_path: Path) -> None:
     code = f"""
 import glob, json, torch
 from tests.accelerator.small_runs import resume
-from tests.ranks.test_incremental import LAYOUTS, good, on_two
 assert torch.accelerator.current_accelerator() is None
 weights = torch.load(glob.glob({folder!r} + "/checkpoints/weights.pt")[0], weights_only=True)
 print(json.dumps([sorted({{str(t.device) for t in weights.values()}}), resume({folder!r}, 12)]))
@@ -306,7 +313,7 @@ def on_devices(folder: str, stops: bool, shift: int, more: dict[str, Any]) -> st
     if not stops:
         return train(folder, 12, **more)
     with pytest.raises(KeyboardInterrupt):
-        train(folder, 12, _StopAfter(8), **more)
+        train(folder, 12, _StopAfter(8, folder), **more)
     return ""
 
 
