@@ -97,21 +97,31 @@ def save_in_two_files(folder: Path) -> str:
     return digest_of(state)
 
 
-@pytest.mark.slow
-def test_every_layout_starts_from_pretrained_files(tmp_path: Path) -> None:
-    expected = save_in_two_files(tmp_path)
-    args = (str(tmp_path / "runs"), str(tmp_path))
-    found = run_ranks(start_from_files, 4, 200, args=args)[0]
+def check_pretrained(folder: Path, backend: str = "gloo") -> None:
+    """Every layout starts from the files' bits, on the ranks' devices."""
+    expected = save_in_two_files(folder)
+    args = (str(folder / "runs"), str(folder))
+    found = run_ranks(start_from_files, 4, 300, args, backend)[0]
     assert found == dict.fromkeys(found, expected)
 
 
-@pytest.mark.slow
-def test_every_layout_starts_from_the_weights_of_plain_torch(tmp_path: Path) -> None:
+def check_first_weights(folder: Path, backend: str = "gloo") -> None:
+    """Every layout starts from plain torch's bits, or from one and the same other."""
     task, _ = task_of("gpt")
     torch.manual_seed(fold(42, INIT))
     expected = digest_of(task.model().state_dict())
-    found = run_ranks(start_layouts, 4, 200, args=(str(tmp_path),))[0]
+    found = run_ranks(start_layouts, 4, 300, (str(folder),), backend)[0]
     assert {name: by["sequential"] for name, by in found.items()} == dict.fromkeys(found, expected)
     keyed = {by["keyed"] for by in found.values() if "keyed" in by}
     assert len(keyed) == 1
     assert expected not in keyed
+
+
+@pytest.mark.slow
+def test_every_layout_starts_from_pretrained_files(tmp_path: Path) -> None:
+    check_pretrained(tmp_path)
+
+
+@pytest.mark.slow
+def test_every_layout_starts_from_the_weights_of_plain_torch(tmp_path: Path) -> None:
+    check_first_weights(tmp_path)

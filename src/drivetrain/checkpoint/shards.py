@@ -97,9 +97,11 @@ def _held(item: WriteItem) -> Held:
 
 def _form(item: WriteItem) -> Form:
     data = _described(item)
-    chunk = data.chunk
-    dtype = dtype_name(data.properties.dtype)
-    return Form(item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), dtype)
+    return _form_of(item.index, data.chunk, data.properties.dtype)
+
+
+def _form_of(index: MetadataIndex, chunk: ChunkStorageMetadata, dtype: torch.dtype) -> Form:
+    return Form(index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), dtype_name(dtype))
 
 
 def _data(item: WriteItem, planner: SavePlanner) -> memoryview:
@@ -383,10 +385,9 @@ class ShardReader(StorageReader):
         metadata, pieces = self.read_metadata(), {}
         for index in self._loaded:
             piece: Piece = metadata.storage_data[index]
-            described, chunk = self._chunk(index)
-            dtype = dtype_name(described.properties.dtype)
-            form = Form(index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), dtype)
             if piece.digest:
+                described, chunk = self._chunk(index)
+                form = _form_of(index, chunk, described.properties.dtype)
                 pieces[form] = replace(piece, file=path_of(self._folder, piece.file))
         sizes = {path_of(self._folder, name): size for name, size in self._sizes.items()}
         return Base(pieces, sizes)

@@ -249,19 +249,19 @@ def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
     reference, allowed = compared.reference, compared.allowed
     try:
         here = compared.runner.run(layout)
-        expected, numbers = reference.numbers(), here.numbers()
+        expected, numbers, traces = reference.numbers(), here.numbers(), here.traces()
         deviations = largest_deviations(expected, numbers)
         parting = first_parting(expected, numbers, allowed)
         divergence = None
         if parting is not None or allowed.judges_traces:
-            divergence = locate(reference.traces().get(0, []), here.traces(), allowed)
+            divergence = locate(reference.traces().get(0, []), traces, allowed)
         if parting is not None and divergence is None and parting.step > TRACED_STEPS:
             if compared.itself.explains(parting, deviations[0]):
                 return LayoutResult(layout, *deviations, parting, itself=compared.itself)
             divergence = compared.traced_to(layout, parting.step)
     except WorkerFailure as failure:
         return LayoutResult(layout, problem=str(failure))
-    unseen = lacks_gradients(here.traces())
+    unseen = lacks_gradients(traces)
     return LayoutResult(layout, *deviations, parting, divergence, lacks_gradients=unseen)
 
 
