@@ -8,16 +8,15 @@ and halving are made of: a message between two ranks one way, and one each way a
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
+from benchmarks.links.on_hosts import Host, MakeHosts, run_ranks_on
 from benchmarks.report import machine
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.statistics import paired_ratio
@@ -28,19 +27,9 @@ ARMS = ("ring", "halving", "tree", "naive", "ring again")
 BASELINE = ARMS[0]
 PAIRS = ("one way", "both ways")
 PAIR_SIZES = (1 << 19, 1 << 21, 1 << 23)
-_PORT, _GIVE_UP_S = 29500, 900.0
+_GIVE_UP_S = 900.0
 
 
-class _Host(Protocol):
-    """As far as `drivetrain.testing.hosts` is needed here."""
-
-    @property
-    def address(self) -> str: ...
-
-    def popen(self, command: Sequence[str | Path], *, env: dict[str, str]) -> Any: ...
-
-
-MakeHosts = Callable[[int, float | None], AbstractContextManager[Sequence[_Host]]]
 Seconds = dict[str, dict[str, list[float]]]
 """By size and arm, round by round."""
 Call = Callable[[Any], None]
@@ -59,26 +48,10 @@ def run_all_reduces(output: Path, rounds: int, make_hosts: MakeHosts) -> str:
     return table
 
 
-def _on(hosts: Sequence[_Host], rounds: int) -> dict[str, Seconds]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+def _on(hosts: Sequence[Host], rounds: int) -> dict[str, Seconds]:
+    with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        processes = []
-        for rank, host in enumerate(hosts):
-            env = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(hosts)),
-                "MASTER_ADDR": hosts[0].address,
-                "MASTER_PORT": str(_PORT),
-                "OMP_NUM_THREADS": "1",
-            }
-            words = [sys.executable, "-m", "benchmarks.links.all_reduces", str(rounds), str(found)]
-            process = host.popen(words, env=env)
-            stack.callback(process.kill)
-            processes.append(process)
-        for process in processes:
-            if process.wait(_GIVE_UP_S) != 0:
-                raise WorkerFailure("the measurement failed; its error stands above")
+        run_ranks_on(hosts, ["benchmarks.links.all_reduces", str(rounds), str(found)], _GIVE_UP_S)
         measured: dict[str, Seconds] = json.loads(found.read_text())
     return measured
 

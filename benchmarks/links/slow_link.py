@@ -9,42 +9,23 @@ takes: they are timed in short turns, over and over. The others are timed to the
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
+from benchmarks.links.on_hosts import Host, MakeHosts, run_ranks_on
 from benchmarks.report import machine
-from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.requirements import require
 
 RATES_MBIT: dict[str, float | None] = {"100 Mbit/s": 100, "1 Gbit/s": 1000, "not limited": None}
 TARGET, MAX_STEPS, SEEDS = 0.7, 480, (1, 2, 3)
 TUNED = "ddp, tuned"
 _BUCKETS_MB, _TUNING_STEPS, _TURN_STEPS, _TURNS = (1, 5, 25, 100), 6, 12, 5
-_PORT, _GIVE_UP_S = 29400, 1500.0
+_GIVE_UP_S = 1500.0
 Job = dict[str, Any]
 Outcome = dict[str, Any]
-
-
-class _Host(Protocol):
-    """As far as `drivetrain.testing.hosts` is needed here; that room stands above this one."""
-
-    @property
-    def address(self) -> str:
-        """Where the others reach it."""
-        ...
-
-    def popen(self, command: Sequence[str | Path], *, env: dict[str, str]) -> Any:
-        """Start a command on it."""
-        ...
-
-
-MakeHosts = Callable[[int, float | None], AbstractContextManager[Sequence[_Host]]]
 
 
 def _local(inner_steps: int, **details: Any) -> dict[str, Any]:
@@ -126,37 +107,15 @@ def _job(arm: str, changes: dict[str, Any], seed: int) -> Job:
     return {"arm": arm, "changes": changes, "seed": seed, "max_steps": MAX_STEPS, "target": TARGET}
 
 
-def _on(hosts: Sequence[_Host], jobs: list[Job]) -> list[Outcome]:
+def _on(hosts: Sequence[Host], jobs: list[Job]) -> list[Outcome]:
     """Run the jobs one after the other in one world, one rank on each host."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         listed, results = Path(folder) / "jobs.json", Path(folder) / "results.jsonl"
         listed.write_text(json.dumps(jobs))
-        processes = []
-        for rank, host in enumerate(hosts):
-            words = ["-m", "benchmarks.links.slow_link_worker", str(listed), str(results)]
-            env = _environment(rank, len(hosts), hosts[0].address)
-            process = host.popen([sys.executable, *words, str(rank)], env=env)
-            stack.callback(process.kill)
-            processes.append(process)
-        for process in processes:
-            if process.wait(_GIVE_UP_S) != 0:
-                raise WorkerFailure("the measurement failed; its error stands above")
+        words = ["benchmarks.links.slow_link_worker", str(listed), str(results)]
+        run_ranks_on(hosts, words, _GIVE_UP_S)
         outcomes = [json.loads(line) for line in results.read_text().splitlines()]
     return [{**o, "changes": job["changes"]} for o, job in zip(outcomes, jobs, strict=True)]
-
-
-def _environment(rank: int, world_size: int, main_address: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "NODE_RANK": str(rank),
-        "MASTER_ADDR": main_address,
-        "MASTER_PORT": str(_PORT),
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def report(output: Path) -> str:

@@ -7,6 +7,7 @@ sending 17 MB of gradients is what a step waits for on a slow link.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -129,7 +130,7 @@ def main() -> None:
     jobs, results = Path(sys.argv[1]), Path(sys.argv[2])
     for job in json.loads(jobs.read_text()):
         outcome = run_job(job)
-        if sys.argv[3] == "0":
+        if os.environ["RANK"] == "0":
             with results.open("a") as file:
                 file.write(json.dumps(outcome) + "\n")
 
