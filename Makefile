@@ -106,7 +106,16 @@ pages:                            ## what the code writes: commands, config keys
 
 tour:                             ## the commands of docs/tour.md, run here, and what they print written on the page (minutes)
 	rm -rf build/played && mkdir -p build/played && cp -r examples build/played
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/tour.py docs/tour.md build/played --write
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py docs/tour.md build/played --write
+
+# The commands of an application's README, run in order; each must end as the page says. `make application-images WRITE=--write` puts
+# what they print on the page.
+APPLICATIONS := contrastive finetuning images language recommender
+$(APPLICATIONS:%=application-%): application-%:
+	rm -rf build/applications/$* && mkdir -p build/applications/$* && cp -r examples build/applications/$*
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py examples/applications/$*/README.md build/applications/$* $(WRITE)
+
+applications: $(APPLICATIONS:%=application-%)  ## all of examples/applications, one after the other, as their pages say (half an hour)
 
 recording:                        ## two real runs, one of them killed, as the picture of the home page and of links to it
 	$(BIN)/python -m tests.pages.recording

@@ -13,7 +13,7 @@ from mkdocs.utils.yaml import yaml_load
 
 from drivetrain import __version__
 from tests.pages import DOCS, PAGES
-from tests.pages.tour import differences
+from tests.pages.play import differences
 
 ROOT = Path(__file__).parents[2]
 

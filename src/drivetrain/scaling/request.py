@@ -40,7 +40,7 @@ class ScalingRequest:
     """Numbers of ranks; empty: powers of two up to all of them."""
     batch_size: int | None = None
     """Samples of a step: of each rank (weak), of all together (strong)."""
-    steps_per_block: int = 5
+    steps_per_block: int = 10
     rounds: int = 10
     """Of each pass; each holds a block of every arm."""
     passes: int = 2

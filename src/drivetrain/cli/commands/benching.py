@@ -100,7 +100,7 @@ def scaling(  # noqa: PLR0913, PLR0917 - each is a flag
             "few cores. It measures synchronisation, not devices.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of a block.")] = 5,
+    steps: Annotated[int, typer.Option(help="Steps of a block; ours logs once in each.")] = 10,
     rounds: Annotated[int, typer.Option(help="Blocks of every arm, in each pass.")] = 10,
     passes: Annotated[int, typer.Option(help="Through the sizes, up and down by turns.")] = 2,
     width: Annotated[int, typer.Option(help="Of the decoder that is trained.")] = 64,
