@@ -13,8 +13,8 @@ SLOW_WORKERS ?= 2
 MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/test_config.py tests/unit/test_train.py tests/ranks/test_run_ranks.py
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: accelerator all-reduces bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
-  gpu-smoke horovod labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
+.PHONY: accelerator all-reduces applications bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
+  gpu-smoke horovod image labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -69,6 +69,9 @@ build:                            ## wheel and sdist, into dist/
 
 wheel-check: build                ## the wheel in an environment of its own, and the README's quick start with it
 	.ci/wheel-check $(PYTHON) build/wheel-check
+
+image:                            ## the image of deploy/Dockerfile, and the README's quick start in it; ENGINE=podman for podman
+	.ci/image-check
 
 release:                          ## what a release publishes, into dist/: built twice alike, tried from the wheel, bill of materials, checksums
 	.ci/release $(PYTHON) build/release
