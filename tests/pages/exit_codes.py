@@ -21,12 +21,16 @@ themselves; the codes are [stable](stability.md).
 _REST = """| 77 | | a newer attempt of the same run has taken over; nothing more was written |
 | 128 + N | | ended by signal N: 130 is Ctrl-C, 137 SIGKILL (often memory), 143 SIGTERM |
 
+A training that Ctrl-C or SIGTERM stops saves first and leaves with 75; 130 and 143 are of commands
+that had nothing to save.
+
 In Python the same errors are exceptions; those with a link are in the
 [API reference](reference.md#errors).
 
 ```bash
 until drivetrain train --run-dir runs/mine --nproc-per-node 4 train.py; do
     [ $? -eq 75 ] || break      # anything but "saved, start me again" is for a person
+    sleep 5                     # Ctrl-C also leaves with 75: a second one, here, ends the loop
 done
 ```
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from drivetrain.core.text import plain
+
+_WIDTH_OF_FILES = 120
+"""A pipe or a file has no width: rich would take 80, and cut words out of tables."""
 
 
 class _Terminal(Console):
@@ -27,4 +31,7 @@ class _Terminal(Console):
 
 def terminal(**settings: Any) -> Console:
     """As rich's Console; numbers and paths in a text get no colours of their own."""
-    return _Terminal(**{"highlight": False, **settings})
+    console = _Terminal(**{"highlight": False, **settings})
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        console.width = _WIDTH_OF_FILES
+    return console

@@ -38,15 +38,23 @@ class Gathering:
         self._refusal = refusal
         """Why nothing can be gathered in this run; None where it can."""
         self._around: AbstractContextManager[None] = nullcontext()
-        self._has_samples = True
+        self._num_samples = self._batch_samples = 1
         self._accumulates = False
 
     def of(
-        self, around: AbstractContextManager[None], *, has_samples: bool, is_last: bool
+        self,
+        around: AbstractContextManager[None],
+        *,
+        num_samples: int,
+        batch_samples: int,
+        is_last: bool,
     ) -> Gathering:
-        """The next one; without samples it only keeps step, and its rows are left out."""
+        """The next one, with so many samples of the global batch's.
+
+        Without samples it only keeps step, and its rows are left out.
+        """
         self._around = around
-        self._has_samples = has_samples
+        self._num_samples, self._batch_samples = num_samples, batch_samples
         self._accumulates = self._accumulates or not is_last
         return self
 
@@ -71,7 +79,7 @@ class Gathering:
             raise ConfigError([_ACCUMULATION])
         if self._world.layout.dp == 1:
             return tensor
-        tensor = tensor if self._has_samples else tensor[:0]
+        tensor = tensor if self._num_samples else tensor[:0]
         group = self._world.copies
         counts = self._counts(len(tensor), group)
         padded = F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, max(counts) - len(tensor)))
@@ -82,11 +90,20 @@ class Gathering:
     def _counts(self, own: int, group: dist.ProcessGroup | None) -> list[int]:
         """Each rank's rows: an epoch's last batch has fewer on some. No device is waited for."""
         world = self._world
+        if _now.rows_are_equal:
+            return [self._most_rows(own)] * world.layout.dp
         counts = torch.zeros(world.layout.world_size, dtype=torch.int64)
         counts[world.rank] = own
         dist.all_reduce(counts, group=world.host_group)
         ranks = range(world.layout.world_size) if group is None else _members(group)
         return [int(counts[rank]) for rank in ranks]
+
+    def _most_rows(self, own: int) -> int:
+        """Those of a rank that has no fewer samples than any other."""
+        if self._accumulates:
+            return own
+        samples = -(-self._batch_samples // self._world.layout.dp)
+        return own * samples // self._num_samples if own else samples
 
 
 def _everyone() -> dist.ProcessGroup:
@@ -117,6 +134,8 @@ class _Now:
     turn: Gathering | None = None
     is_alone: bool = False
     """Whether what is computed is this rank's own affair: others do not compute the same."""
+    rows_are_equal: bool = False
+    """Whether the others cannot be asked how many rows they have: as many as this one."""
 
 
 _now = _Now()
@@ -130,6 +149,16 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _now.is_alone = before
+
+
+@contextmanager
+def equal_rows() -> Iterator[None]:
+    """Around what one rank computes for many that are not there: they have as many rows."""
+    before, _now.rows_are_equal = _now.rows_are_equal, True
+    try:
+        yield
+    finally:
+        _now.rows_are_equal = before
 
 
 def gather(tensor: torch.Tensor, *, allow_accumulation: bool = False) -> torch.Tensor:

@@ -24,7 +24,7 @@ from drivetrain.core.traits import all_traits
 from drivetrain.data.batches import BatchPlan
 from drivetrain.data.feed import Feed, Turn
 from drivetrain.data.sources import source_from
-from drivetrain.parallel.gather import alone
+from drivetrain.parallel.gather import equal_rows
 from drivetrain.parallel.parts import local_parts
 from drivetrain.plan.profile.fake_tensor_patches import moving_modules, torchs_own
 from drivetrain.rehearse.calls import Line, here
@@ -143,7 +143,7 @@ def _build(task: Task, tensors: FakeTensorDispatch, lines: dict[str, Line | None
 
 def _lose(task: Task, model: nn.Module, batch: Any, tensors: FakeTensorDispatch) -> Loss:
     tensors.memory.doing = "computing the loss"
-    with alone():  # ranks that are not there have no rows
+    with equal_rows():  # nobody is there to say how many
         loss, _ = split(task.loss(model, batch))
     tensors.memory.doing = "going back through it"
     return loss

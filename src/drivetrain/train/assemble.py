@@ -37,6 +37,7 @@ from drivetrain.train.setup.model import (
     describe_model,
     keep_in_step,
     new_model,
+    note_on_dropout,
     settled_model,
     share_batch_norms,
     spread_model,
@@ -112,7 +113,7 @@ def assemble(
     if is_own_world:  # a rehearsal needs no values, and has nobody to agree with
         new = settled_model(new, feed, world, config, is_live=is_live)
     notes = describe_model(new.model, strategy, world, config, plan.accumulation) + new.notes
-    notes += use_float8(new.model, config.precision)
+    notes += note_on_dropout(new.model, resolved) + use_float8(new.model, config.precision)
     weight_bytes = Profile.of(new.model).parameter_bytes
     made = model_terms(new.model) | {"model.pretrained": new.fingerprint}
     sharers = share_batch_norms(new.model, world, config, notes)

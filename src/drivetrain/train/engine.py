@@ -112,7 +112,12 @@ class Engine:
         traffic = self.spread.micro_batch(micro.index, is_last=is_last)
         if self._is_loss_parallel:  # there is no traffic then
             traffic = LossOverParts()
-        return self._gathering.of(traffic, has_samples=micro.num_samples > 0, is_last=is_last)
+        return self._gathering.of(
+            traffic,
+            num_samples=micro.num_samples,
+            batch_samples=micro.batch_samples,
+            is_last=is_last,
+        )
 
     def scalers(self) -> dict[str, Stateful]:
         """What fp16 needs to be saved of, by name."""

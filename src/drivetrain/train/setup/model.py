@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.text import readable_bytes
@@ -134,6 +136,18 @@ def share_batch_norms(
             "are saved are rank 0's (parallel.sync_batch_norm takes both over all ranks)"
         )
     return None
+
+
+def note_on_dropout(model: nn.Module, resolved: ResolvedConfig) -> list[str]:
+    """A word where masks would be others on another number of ranks."""
+    is_drawn = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
+    if not is_drawn or resolved.source("micro_batch_size").kind != "chosen":
+        return []
+    size = resolved.config.micro_batch_size
+    return [
+        f"dropout: masks are drawn for each micro-batch, and micro_batch_size={size} was chosen "
+        "for this number of ranks; state it to draw the same masks on any"
+    ]
 
 
 def keep_in_step(engine: Engine, sharers: Sharers, config: RunConfig) -> None:

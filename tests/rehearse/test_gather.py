@@ -1,0 +1,37 @@
+"""A rehearsal of a loss over all ranks' rows: what is gathered, and what it takes, is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivetrain.rehearse.client import RehearsalRequest, rehearse
+
+SCRIPT = """
+import torch
+from torch import nn
+from drivetrain import Task, Trainer, gather
+
+def loss(model, batch):
+    rows = gather(model(batch))
+    return (rows @ rows.T).square().mean()
+
+data = [torch.randn(4) for _ in range(1000)]  # of 768 samples a step: the second has 232
+config = {"global_batch_size": 768, "max_steps": 2, "optimization": {"learning_rate": 1e-3}}
+Trainer(Task(lambda: nn.Linear(4, 8), loss), config).fit(data)
+"""
+
+
+def test_the_rows_of_all_ranks_are_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gathers.py").write_text(SCRIPT)
+    found = rehearse(RehearsalRequest(("gathers.py",), 32))
+    assert not found.findings  # not that ranks of 8 and of 7 rows would differ
+    for report in found.reports:
+        assert not report.failure
+        gathers = [call for call in report.in_step if call.name == "all_gather"]
+        assert [len(call.ranks) for call in gathers] == [32]
+        assert report.memory.peak > 768 * 768 * 4  # products of all rows with all rows
