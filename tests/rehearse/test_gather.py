@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,11 @@ def test_the_rows_of_all_ranks_are_gathered(
         gathers = [call for call in report.in_step if call.name == "all_gather"]
         assert [len(call.ranks) for call in gathers] == [32]
         assert report.memory.peak > 768 * 768 * 4  # products of all rows with all rows
+
+
+@pytest.mark.slow
+def test_a_plan_says_that_it_knows_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "gathers.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "drivetrain", "plan", "gathers.py", "--cluster", "a100-80:8"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "what that takes and sends is not in this plan" in done.stderr

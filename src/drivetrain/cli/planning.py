@@ -37,6 +37,12 @@ class PlanRequest:
     top: int
 
 
+_GATHERS = (
+    "warning: the loss gathers the rows of all ranks (drivetrain.gather); what that takes and "
+    "sends is not in this plan: `drivetrain rehearse` counts it"
+)
+
+
 def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: str | None) -> int:
     """Plan, and say so; 1 when nothing fits."""
     from drivetrain.cluster.file import load_cluster
@@ -44,7 +50,9 @@ def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: 
     cluster = load_cluster(
         asked.cluster
     )  # before torch is loaded: a typing error is answered at once
+    from drivetrain.cli.say import say
     from drivetrain.cli.terminal import terminal
+    from drivetrain.parallel.gather import was_left_out
     from drivetrain.plan.plan import make_plan
     from drivetrain.plan.profile.profiling import Profiler
     from drivetrain.plan.profile.sources import find_subject
@@ -64,6 +72,8 @@ def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: 
         console.print(json.dumps(plan.to_dict(), indent=2), markup=False)
     else:
         show(plan, console, asked.top)
+    if was_left_out():
+        say(_GATHERS, err=True)
     return 0 if plan.best is not None else 1
 
 

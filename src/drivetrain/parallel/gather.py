@@ -136,6 +136,8 @@ class _Now:
     """Whether what is computed is this rank's own affair: others do not compute the same."""
     rows_are_equal: bool = False
     """Whether the others cannot be asked how many rows they have: as many as this one."""
+    was_alone: bool = False
+    """Whether a loss has asked for the rows of all where there was nobody else."""
 
 
 _now = _Now()
@@ -185,4 +187,10 @@ def gather(tensor: torch.Tensor, *, allow_accumulation: bool = False) -> torch.T
         return _now.turn.rows(tensor, allow_accumulation=allow_accumulation)
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError("gather() belongs inside a loss: Task.loss, or `for batch in step`")
+    _now.was_alone = True
     return tensor
+
+
+def was_left_out() -> bool:
+    """Whether this process has computed a loss that gathers, without ranks to gather from."""
+    return _now.was_alone
