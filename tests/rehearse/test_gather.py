@@ -25,6 +25,7 @@ Trainer(Task(lambda: nn.Linear(4, 8), loss), config).fit(data)
 """
 
 
+@pytest.mark.slow
 def test_the_rows_of_all_ranks_are_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
