@@ -25,6 +25,7 @@ from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
+from drivetrain.core.intercept import OwnLoopMet, is_intercepting
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.evaluation import EvaluationFeed
@@ -78,6 +79,8 @@ def prepare(
     """
     from drivetrain.train.several.loop import SeveralLoop, task_of_several  # stands on this loop
 
+    if is_intercepting():
+        raise OwnLoopMet
     loop: type[KeptLoop] = KeptLoop
     if isinstance(model, Mapping):
         loop, task = SeveralLoop, task_of_several(model, optimizer, scheduler, _not_asked)
