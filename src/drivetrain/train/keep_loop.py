@@ -43,7 +43,7 @@ from drivetrain.train.optimization.given import GivenOptimizer
 from drivetrain.train.optimization.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_weights import OwnWeights
-from drivetrain.train.refusals import check_loss
+from drivetrain.train.refusals import check_loss, check_prepared
 from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.setup.feeds import evaluation_feeds, validation_sources
@@ -81,6 +81,7 @@ def prepare(
 
     if is_intercepting():
         raise OwnLoopMet
+    check_prepared(model, optimizer, train, config, stateful)
     loop: type[KeptLoop] = KeptLoop
     if isinstance(model, Mapping):
         loop, task = SeveralLoop, task_of_several(model, optimizer, scheduler, _not_asked)
