@@ -251,7 +251,10 @@ class KeptLoop(OwnRecords, OwnWeights):
             with self._engine.micro_batch(micro, is_last=is_last), self._engine.autocast:
                 yield batch
             if self._micro is not None:
-                raise RuntimeError("backward() was not called for this micro-batch")
+                raise RuntimeError(
+                    "loop.backward(loss) was not called for this micro-batch; it stands in the "
+                    "place of loss.backward()"
+                )
         self._turns_are_done = True
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
