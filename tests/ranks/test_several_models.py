@@ -116,6 +116,11 @@ def save_early(loop: KeptLoop, step: Any) -> None:
     critic_pass(loop, step)
 
 
+def keep_torchs(loop: KeptLoop, step: Any) -> None:
+    for (real,) in step:
+        loop.model["D"](real).mean().backward()
+
+
 def nothing(loop: KeptLoop, step: Any) -> None:
     del loop, step
 
@@ -131,6 +136,7 @@ def leave_early(loop: KeptLoop, step: Any) -> None:
     [
         (r'step\("D"\) was not', critic_pass),
         (r"step\(\) was not called", nothing),
+        (r"loop\.backward\(loss, name\) was not .*; .* place of loss\.backward\(\)", keep_torchs),
         ("does not depend on any weight of G", misname),
         (r"save\(\) belongs after the last", save_early),
         ("left before its end", leave_early),

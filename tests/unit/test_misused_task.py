@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import ConfigError, Hook, Task, Total, Trainer
 from drivetrain.train.keep_loop import prepare
@@ -197,6 +197,28 @@ def test_samples_may_lie_in_a_list_or_under_numbers(config: dict[str, Any]) -> N
     listed = Trainer(task(), config).fit(samples)
     numbered = Trainer(task(), config).fit(dict(enumerate(samples)))
     assert listed.losses == numbered.losses
+
+
+def test_an_argument_of_prepare_out_of_its_place_is_answered(config: dict[str, Any]) -> None:
+    model: Any = nn.Linear(4, 2)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader: Any = DataLoader(data())
+    order = (
+        r"; call prepare\(model, optimizer, train, config, stateful=…, scheduler=…\); validation"
+    )
+    for given, answer in (
+        ((model, optimizer, loader, loader, scheduler), "config = DataLoader: is no config"),
+        ((model, optimizer, loader, loader, scheduler), "stateful = StepLR: is no dict of .*"),
+        ((model, optimizer, loader, "run.yaml"), "config = str: is no config"),
+        ((model, optimizer, loader, config, scheduler), "stateful = StepLR: is no dict of .*"),
+        ((model, loader, optimizer, config), "optimizer = DataLoader: is no torch optimizer"),
+        ((optimizer, model, loader, config), "optimizer = Linear: is no torch optimizer"),
+        ((optimizer, None, loader, config), "model = SGD: is no model"),
+        ((model, optimizer, scheduler, config), "train = StepLR: is no data"),
+    ):
+        with pytest.raises(ConfigError, match=answer + order):
+            prepare(*given)
 
 
 def test_a_loop_says_where_it_is(config: dict[str, Any]) -> None:

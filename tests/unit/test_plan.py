@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typer.testing import CliRunner
 
 from benchmarks.plan.models import subject_of
+from drivetrain.cli.main import app
 from drivetrain.cluster.catalogue import catalogue
 from drivetrain.cluster.description import Cluster, Device, Link
 from drivetrain.cluster.file import ClusterFile, cluster_from, load_cluster
@@ -22,7 +25,7 @@ from drivetrain.plan.candidate import Candidate
 from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED, estimate, worst_memory
 from drivetrain.plan.cost.parts import rank_parts, stage_parts
 from drivetrain.plan.cost.timing import Ring, ring_along
-from drivetrain.plan.for_launch import settings_of
+from drivetrain.plan.for_launch import plan_for_command, settings_of
 from drivetrain.plan.plan import make_plan
 from drivetrain.plan.profile.model import Size, Way, fit, part_numbers
 from drivetrain.plan.profile.profiling import Profiler
@@ -310,6 +313,39 @@ def test_a_script_that_never_trains_is_an_error(tmp_path: Path) -> None:
     path.write_text("print('nothing')\n")
     with pytest.raises(ConfigError, match="ended without calling Trainer.fit"):
         from_script(str(path))
+
+
+OWN_LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from drivetrain import load_config, prepare
+
+config = load_config(defaults={"global_batch_size": 8, "max_steps": 1, "output_dir": "runs"})
+try:
+    loop = prepare(nn.Linear(4, 2), None, TensorDataset(torch.zeros(32, 4)), config)
+except Exception:
+    raise SystemExit("a script's own except must not see it")
+for step in loop.steps():
+    for (x,) in step:
+        loop.backward(loop.model(x).square().mean())
+    loop.step()
+"""
+
+
+def test_a_loop_of_ones_own_is_refused_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(OWN_LOOP)
+    refusal = r"SCRIPT = train.py: trains in a loop of its own \(prepare\), which cannot be planned"
+    planned = CliRunner().invoke(app, ["plan", "train.py", "--cluster", "h100:8"])
+    assert isinstance(planned.exception, ConfigError)
+    assert planned.exception.exit_code == 2
+    assert re.match(refusal, str(planned.exception))
+    with pytest.raises(ConfigError, match=refusal):
+        plan_for_command(["--nproc-per-node", "2", "train.py"], "h100:8")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"], "no run was begun"
 
 
 @pytest.mark.parametrize(

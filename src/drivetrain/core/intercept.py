@@ -2,6 +2,7 @@
 
 `Trainer.fit` asks here first. A planner or a rehearsal runs the user's script unchanged inside
 `intercepting()`, and is handed its task, config and data by the exception that ends it.
+`prepare` asks, too: what a loop of one's own does is not known before it has run.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ class Intercepted(BaseException):
         """`batch(n)`: n samples of the training data, collated."""
 
 
+class OwnLoopMet(BaseException):
+    """The script trains in a loop of its own. As above, no Exception."""
+
+
 @contextmanager
 def intercepting() -> Iterator[None]:
-    """While this lasts, `Trainer.fit` raises `Intercepted`."""
+    """While this lasts, `Trainer.fit` raises `Intercepted` and `prepare` `OwnLoopMet`."""
     token = _is_on.set(True)
     try:
         yield

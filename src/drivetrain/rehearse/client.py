@@ -99,6 +99,8 @@ def _rehearse(asked: RehearsalRequest, letters: str, say: Callable[[str], None])
             foresight = _Foresight.start(asked.argv, layout)
             reports = _gather(ranks, chosen, asked.timeout_s, say)
             compared, problem = foresight.compare(reports, layout)
+        elif first.failure is not None and first.failure.refused is not None:
+            raise ConfigError([first.failure.refused])
         else:
             reports = [first]
     finally:

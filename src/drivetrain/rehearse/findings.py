@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from drivetrain.core.errors import Problem
 from drivetrain.core.text import readable_bytes
 from drivetrain.data.batches import BatchPlan
 from drivetrain.rehearse.calls import PAIRWISE, Line, RehearsedCall
@@ -21,6 +22,8 @@ class Failure:
     is_config: bool = False
     is_together: bool = True
     """False when the others did not come: then the sequences say who is to blame."""
+    refused: Problem | None = None
+    """Why a script like this one cannot be rehearsed at all."""
 
 
 @dataclass(frozen=True)

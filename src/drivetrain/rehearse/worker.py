@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from drivetrain.core.errors import ConfigError
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.intercept import OwnLoopMet, intercepting
 from drivetrain.core.processes import end_with_parent
 from drivetrain.parallel.world import layout_from
 from drivetrain.rehearse.calls import distinct, of_error
@@ -25,7 +26,6 @@ from drivetrain.rehearse.findings import Failure, RankReport
 from drivetrain.rehearse.fit import Seen, rehearse_fit
 from drivetrain.rehearse.mailbox import Mailbox, NotTogether
 from drivetrain.rehearse.world import Chosen, become_rank, join
-from drivetrain.train import keep_loop
 from drivetrain.train.trainer import Trainer
 
 SHOW = "DRIVETRAIN_REHEARSE_SHOW"
@@ -108,8 +108,8 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
     try:
         become_rank(part.rank, part.world_size, part.devices_per_node)
         setattr(Trainer, "fit", lambda trainer, train, val=None: rank.fit(trainer, train, val))  # noqa: B010
-        setattr(keep_loop, "KeptLoop", _no_kept_loops)  # noqa: B010
-        _run(part.argv)
+        with intercepting():  # for prepare: fit is ours already
+            _run(part.argv)
         if not rank.has_trained:
             failure = Failure(
                 "RuntimeError",
@@ -118,6 +118,8 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
             )
     except _Through:
         pass
+    except OwnLoopMet:
+        failure = _own_loop(part.argv)
     except BaseException as error:
         failure = _failure(error)
     connection.send(rank.report(failure, time.perf_counter() - began))
@@ -135,8 +137,11 @@ def _run(argv: tuple[str, ...]) -> None:
     runpy.run_path(argv[0], run_name="__main__")
 
 
-def _no_kept_loops(*_: Any, **__: Any) -> None:
-    raise NotImplementedError("prepare() cannot be rehearsed yet; use Trainer for the rehearsal")
+def _own_loop(argv: tuple[str, ...]) -> Failure:
+    rule = "trains in a loop of its own (prepare), which cannot be rehearsed"
+    script = argv[1] if argv[0] == "-m" else argv[0]
+    problem = Problem("SCRIPT", rule, "use Trainer.fit for the rehearsal", script)
+    return Failure("ConfigError", str(problem), None, is_config=True, refused=problem)
 
 
 def _failure(error: BaseException) -> Failure:

@@ -25,6 +25,7 @@ from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
+from drivetrain.core.intercept import OwnLoopMet, is_intercepting
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.evaluation import EvaluationFeed
@@ -42,7 +43,7 @@ from drivetrain.train.optimization.given import GivenOptimizer
 from drivetrain.train.optimization.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_weights import OwnWeights
-from drivetrain.train.refusals import check_loss
+from drivetrain.train.refusals import check_loss, check_prepared
 from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.setup.feeds import evaluation_feeds, validation_sources
@@ -78,6 +79,9 @@ def prepare(
     """
     from drivetrain.train.several.loop import SeveralLoop, task_of_several  # stands on this loop
 
+    if is_intercepting():
+        raise OwnLoopMet
+    check_prepared(model, optimizer, train, config, stateful)
     loop: type[KeptLoop] = KeptLoop
     if isinstance(model, Mapping):
         loop, task = SeveralLoop, task_of_several(model, optimizer, scheduler, _not_asked)
@@ -247,7 +251,10 @@ class KeptLoop(OwnRecords, OwnWeights):
             with self._engine.micro_batch(micro, is_last=is_last), self._engine.autocast:
                 yield batch
             if self._micro is not None:
-                raise RuntimeError("backward() was not called for this micro-batch")
+                raise RuntimeError(
+                    "loop.backward(loss) was not called for this micro-batch; it stands in the "
+                    "place of loss.backward()"
+                )
         self._turns_are_done = True
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:

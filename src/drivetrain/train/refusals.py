@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.model import ParallelModel
@@ -16,6 +18,11 @@ from drivetrain.train.outputs import PerSample
 from drivetrain.train.task import Task, Total
 
 _MEAN_OR_TOTAL = "return the mean over the batch's samples, or Total(sum, count)"
+
+_PREPARE = (
+    "call prepare(model, optimizer, train, config, stateful=…, scheduler=…); validation data goes "
+    "to loop.evaluate(val, metrics)"
+)
 
 
 def check_loss(loss: Any) -> None:
@@ -111,6 +118,26 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         rule = "its step needs a closure that computes the loss again"
         remedy = "use one that steps on gradients alone: AdamW, SGD"
         raise _refusal("optimizer", rule, remedy, type(optimizer).__name__)
+
+
+def check_prepared(model: Any, optimizer: Any, train: Any, config: Any, stateful: Any) -> None:
+    """Whether `prepare` has each argument in its place: other libraries' order is another."""
+    optimizers = (torch.optim.Optimizer, list, tuple, Mapping, type(None))
+    trained = (nn.Module, torch.optim.Optimizer, LRScheduler)
+    configs = (RunConfig, ResolvedConfig, Mapping)
+    is_model = callable(model) or isinstance(model, Mapping)
+    places = (
+        ("model", model, is_model, "is no model"),
+        ("optimizer", optimizer, isinstance(optimizer, optimizers), "is no torch optimizer"),
+        ("train", train, not isinstance(train, trained), "is no data"),
+        ("config", config, isinstance(config, configs), "is no config"),
+        ("stateful", stateful, isinstance(stateful or {}, Mapping), "is no dict of what to save"),
+    )
+    wrong = [
+        Problem(at, rule, _PREPARE, _kind(x)) for at, x, is_right, rule in places if not is_right
+    ]
+    if wrong:
+        raise ConfigError(wrong)
 
 
 def why_not_gathered(config: RunConfig, spread: ParallelModel) -> Problem | None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.intercept import Intercepted, intercepting
+from drivetrain.core.intercept import Intercepted, OwnLoopMet, intercepting
 from drivetrain.core.requirements import require
 from drivetrain.plan.profile.subject import Subject, causal_lm_loss, token_batch
 
@@ -191,6 +191,10 @@ def from_script(path: str, argv: Sequence[str] = ()) -> Found:
             runpy.run_path(path, run_name="__main__")
     except Intercepted as caught:
         return Found(_subject_of(Path(path).stem, caught), caught.resolved)
+    except OwnLoopMet:
+        rule = "trains in a loop of its own (prepare), which cannot be planned"
+        remedy = "use Trainer.fit, or plan a module:function that returns a Subject"
+        raise ConfigError([Problem("SCRIPT", rule, remedy, path)]) from None
     finally:
         sys.argv = before
         sys.path.remove(where)

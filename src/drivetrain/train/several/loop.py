@@ -155,7 +155,10 @@ class SeveralLoop(KeptLoop):
             yield batch
         self._micro = None
         if not self._seen:
-            raise RuntimeError("backward() was not called for this micro-batch")
+            raise RuntimeError(
+                "loop.backward(loss, name) was not called for this micro-batch; it stands in the "
+                "place of loss.backward()"
+            )
 
     @property
     def seen(self) -> set[str]:
