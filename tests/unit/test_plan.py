@@ -272,12 +272,14 @@ def test_clusters_by_name() -> None:
     found = load_cluster("p5.48xlarge:8")
     assert (found.num_devices, found.price_per_node_hour) == (64, 55.04)
     assert load_cluster("h100:16").num_nodes == 2
+    assert load_cluster("H100:8").device == load_cluster("h100:8").device
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
         ("h10:8", "did you mean h100?"),
+        ("H10:8", "did you mean h100?"),
         ("h100:x", "the count is no whole number"),
         ("h100:12", "devices come in nodes of 8"),
         ("nowhere.yaml", "No such file"),
