@@ -282,7 +282,7 @@ def test_clusters_by_name() -> None:
         ("H10:8", "did you mean h100?"),
         ("h100:x", "the count is no whole number"),
         ("h100:12", "devices come in nodes of 8"),
-        ("nowhere.yaml", "No such file"),
+        ("nowhere.yaml", "no such file; name the hardware, as in --cluster h100:8, or measure"),
     ],
 )
 def test_a_mistyped_cluster_is_explained(said: str, words: str) -> None:

@@ -115,6 +115,12 @@ def _read(path: Path) -> ClusterFile:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         return ClusterFile.model_validate(document)
+    except FileNotFoundError as error:
+        remedy = (
+            "name the hardware, as in --cluster h100:8, or measure this machine: "
+            f"drivetrain probe --output {path}"
+        )
+        raise _refused(str(path), "no such file", remedy) from error
     except OSError as error:
         raise _refused(str(path), error.strerror or str(error), "give a file") from error
     except yaml.YAMLError as error:
