@@ -65,6 +65,9 @@ def test_a_command_line_is_taken_apart(
     [
         ("", "SCRIPT: not given"),
         ("--nprok-per-node 2 train.py", "did you mean --nproc-per-node?"),
+        ("--num_processes 2 train.py", "did you mean --nproc-per-node?"),
+        ("--num-processes=2 train.py", "did you mean --nproc-per-node?"),
+        ("--num_machines 2 train.py", "did you mean --nnodes?"),
         ("--script train.py --backend mpi", "--backend = mpi: no such backend"),
         ("train.py --nnodes", "--nnodes: needs a value"),
     ],

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from drivetrain.checkpoint.lineage import claim_next
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.finding import Kind as Diagnosis
 from drivetrain.record.session import TRAINS, Phase, ProgressPage, page_path
 from drivetrain.supervise import attempt as attempt_module
 from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.failures import reporting
-from drivetrain.supervise.failures.attempt_report import AttemptReport
+from drivetrain.supervise.failures.attempt_report import AttemptReport, is_unsaved
 from drivetrain.supervise.failures.failure import RankFailure
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.failures.reporting import (
@@ -251,6 +253,34 @@ def test_an_account_has_all_that_is_known(tmp_path: Path) -> None:
     assert attempt.account(end, [], why="", restarts=False).detail == ""
 
 
+def test_a_run_without_a_checkpoint_is_known_to_begin_anew(tmp_path: Path) -> None:
+    storage = storage_at(tmp_path / "run" / "checkpoints")
+    assert not is_unsaved(tmp_path), "no rank has named a run"
+    (tmp_path / "run-0").write_text(str(tmp_path / "run"))
+    (tmp_path / "attempt").write_text("1")
+    assert not is_unsaved(tmp_path), "without a claim here, it may save elsewhere"
+    claim_next(storage, 0)
+    storage.put("step-000000004-a1/data", b"begun, not committed")
+    assert is_unsaved(tmp_path)
+    attempt, end = node_attempt(tmp_path), End(EndKind.FAILED, 5)
+    assert attempt.account(end, [], why="", restarts=True).is_unsaved
+    storage.put("step-000000004-a1/manifest.json", b"{}")
+    assert not is_unsaved(tmp_path)
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_run_that_resumed_from_another_or_cannot_be_read_is_not_said_to_begin_anew(
+    tmp_path: Path, is_readable: bool
+) -> None:
+    storage = storage_at(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run-0").write_text(str(tmp_path / "run"))
+    (tmp_path / "attempt").write_text("1")
+    claim_next(storage, 40)
+    if not is_readable:
+        storage.put("attempt-00001.json", b"[]")
+    assert not is_unsaved(tmp_path)
+
+
 # What is said of an end
 
 
@@ -301,6 +331,11 @@ def said(account: AttemptReport) -> str:
             report(EndKind.FAILED, RankFailure(5, 101, 1, OWN), restarts=True),
             "rank 5 (pid 101, node7) failed with exit code 1 after step 4: ValueError: no such "
             "token; restarting from the newest checkpoint",
+        ),
+        (
+            report(EndKind.FAILED, RankFailure(5, 101, -9), restarts=True, is_unsaved=True),
+            "rank 5 (pid 101, node7) was killed by SIGKILL after step 4; restarting; there is no "
+            "checkpoint yet, so from the beginning",
         ),
         (report(EndKind.FAILED), "node7: rank 1 stands still after step 4; stopping"),
         (report(EndKind.FINISHED, detail=""), "node7: ended after step 4; stopping"),

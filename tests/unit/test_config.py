@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain.config import RunConfig, load_config, resolve
-from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten
+from drivetrain.config.keys import _OF_OTHER_TOOLS, flatten, leaf_keys, nearest_key, unflatten
+from drivetrain.config.load import value_problems
 from drivetrain.config.rules import RULES
 from drivetrain.core.errors import ConfigError
 
@@ -446,6 +447,22 @@ def test_the_key_that_was_meant_is_found_by_its_name_or_its_spelling() -> None:
     assert nearest_key("optimization.lerning_rate") == "optimization.learning_rate"
     assert nearest_key("somewhere.else.warmup_stps") == "optimization.warmup_steps"
     assert nearest_key("qqqqqq") is None
+
+
+def test_what_other_tools_call_a_key_is_translated() -> None:
+    assert nearest_key("batch_size") == "global_batch_size"
+    assert nearest_key("lr") == "optimization.learning_rate"
+    assert nearest_key("evaluation.batch_siz") == "evaluation.batch_size"
+    assert set(_OF_OTHER_TOOLS.values()) <= set(leaf_keys())
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("zero3", "fsdp or deepspeed"), ("ZeRO-2", "deepspeed"), ("FSDP", "fsdp"), ("fdsp", "fsdp")],
+)
+def test_a_strategy_is_found_by_what_other_tools_call_it(said: str, meant: str) -> None:
+    (problem,) = value_problems({"parallel.strategy": said})
+    assert str(problem).endswith(f"; did you mean {meant}?")
 
 
 def test_a_section_wins_over_a_value_in_its_place() -> None:

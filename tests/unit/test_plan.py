@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -26,12 +28,13 @@ from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED, estimate, w
 from drivetrain.plan.cost.parts import rank_parts, stage_parts
 from drivetrain.plan.cost.timing import Ring, ring_along
 from drivetrain.plan.for_launch import plan_for_command, settings_of
-from drivetrain.plan.plan import make_plan
+from drivetrain.plan.plan import kind_of, make_plan, why_best
 from drivetrain.plan.profile.model import Size, Way, fit, part_numbers
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.profile.sources import find_subject, from_script
 from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.search import Question, search
+from drivetrain.plan.show import show
 from drivetrain.strategies.fsdp import FSDP
 from drivetrain.train.watch.plan import compare
 
@@ -220,6 +223,31 @@ def test_a_small_model_is_copied_and_a_large_one_sharded(profiler: Profiler) -> 
     }
 
 
+def test_what_is_said_when_no_other_kind_competes_is_true(profiler: Profiler) -> None:
+    only_ddp = Question(64, precisions=("fp32",), strategies=("ddp",), max_pp=1)
+    plan = make_plan(profiler, cluster(), only_ddp)
+    kind, number = kind_of(plan.ranked[0]), len(plan.ranked)
+    assert {kind_of(one) for one in plan.ranked} == {"ddp"}
+    assert plan.why == f"all {number} plans that fit are of one kind ({kind}); this is the best"
+    assert number > 1
+    assert why_best(plan.ranked[:1]) == "no other plan fits"
+    assert why_best(()) == "nothing fits"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(9_610, "9,610"), (999_999, "999,999"), (1_000_000, "1.0 M"), (70_553_706_496, "70.6 B")],
+)
+def test_parameters_are_counted_in_a_unit_that_shows_them(
+    profiler: Profiler, number: int, words: str
+) -> None:
+    question = Question(64, precisions=("fp32",), strategies=("ddp",), max_pp=1)
+    plan = replace(make_plan(profiler, cluster(), question), num_parameters=number)
+    text = io.StringIO()
+    show(plan, Console(file=text, width=200))
+    assert f": {words} parameters on " in text.getvalue()
+
+
 def test_nothing_fits_is_an_answer(profiler: Profiler) -> None:
     question = Question(64, precisions=("fp32",), strategies=("ddp",))
     tiny = cluster(memory=(CONTEXT_BYTES + 1e5) / (1 - FRAGMENTED), nodes=1)
@@ -247,15 +275,17 @@ def test_clusters_by_name() -> None:
     found = load_cluster("p5.48xlarge:8")
     assert (found.num_devices, found.price_per_node_hour) == (64, 55.04)
     assert load_cluster("h100:16").num_nodes == 2
+    assert load_cluster("H100:8").device == load_cluster("h100:8").device
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
         ("h10:8", "did you mean h100?"),
+        ("H10:8", "did you mean h100?"),
         ("h100:x", "the count is no whole number"),
         ("h100:12", "devices come in nodes of 8"),
-        ("nowhere.yaml", "No such file"),
+        ("nowhere.yaml", "no such file; name the hardware, as in --cluster h100:8, or measure"),
     ],
 )
 def test_a_mistyped_cluster_is_explained(said: str, words: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from drivetrain.cluster.catalogue import Catalogue, DeviceEntry, LinkEntry, cata
 from drivetrain.cluster.description import Cluster, Device, Link
 from drivetrain.cluster.exchange import link_entry
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.hints import nearest
 from drivetrain.core.section import Section
 
 # cluster.yaml: what a user may say about a cluster, and how names of the catalogue are filled in.
@@ -68,6 +68,8 @@ def read_cluster(said: str) -> ClusterFile:
     if count and not count.isdigit():
         raise _refused(said, "the count is no whole number", f"write {name}:8")
     number = int(count or 1)
+    names = [*known.devices, *known.instances]
+    name = next((each for each in names if each.lower() == name.lower()), name)
     if name in known.instances:
         return ClusterFile(instance=name, nodes=number)
     if name in known.devices:
@@ -75,9 +77,8 @@ def read_cluster(said: str) -> ClusterFile:
         if number % per_node:
             raise _refused(said, "devices come in nodes of 8", f"use {number // 8 * 8 + 8}")
         return ClusterFile(device=name, devices_per_node=per_node, nodes=number // per_node)
-    names = [*known.devices, *known.instances]
-    near = difflib.get_close_matches(name, names, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "give a cluster.yaml, or one of the catalogue"
+    near = nearest(name, names)
+    remedy = f"did you mean {near}?" if near else "give a cluster.yaml, or one of the catalogue"
     raise _refused(said, "neither a file nor a name of the catalogue", remedy)
 
 
@@ -114,6 +115,12 @@ def _read(path: Path) -> ClusterFile:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         return ClusterFile.model_validate(document)
+    except FileNotFoundError as error:
+        remedy = (
+            "name the hardware, as in --cluster h100:8, or measure this machine: "
+            f"drivetrain probe --output {path}"
+        )
+        raise _refused(str(path), "no such file", remedy) from error
     except OSError as error:
         raise _refused(str(path), error.strerror or str(error), "give a file") from error
     except yaml.YAMLError as error:
@@ -126,16 +133,16 @@ def _explain(details: Any) -> Problem:
     where = "cluster." + ".".join(str(part) for part in details["loc"])
     if details["type"] == "extra_forbidden":
         key = str(details["loc"][-1])
-        near = difflib.get_close_matches(key, ClusterFile.model_fields, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "leave it out"
+        near = nearest(key, ClusterFile.model_fields)
+        remedy = f"did you mean {near}?" if near else "leave it out"
         return Problem(where, "unknown key", remedy, details["input"])
     return Problem(where, details["msg"], "correct it, or leave it out", details["input"])
 
 
 def _with_instance(given: ClusterFile, known: Catalogue) -> ClusterFile:
     if given.instance not in known.instances:
-        near = difflib.get_close_matches(str(given.instance), known.instances, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(known.instances)}"
+        near = nearest(str(given.instance), known.instances)
+        remedy = f"did you mean {near}?" if near else f"use {', '.join(known.instances)}"
         raise _refused(str(given.instance), "not in the catalogue", remedy, "cluster.instance")
     entry = known.instances[str(given.instance)]
     stated = given.model_dump(exclude_none=True, exclude={"instance"})
@@ -146,8 +153,8 @@ def _device(said: str | DeviceEntry | None, known: Catalogue) -> DeviceEntry:
     if isinstance(said, DeviceEntry):
         return said
     if said is None or said not in known.devices:
-        near = difflib.get_close_matches(str(said), known.devices, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(known.devices)}"
+        near = nearest(str(said), known.devices)
+        remedy = f"did you mean {near}?" if near else f"use {', '.join(known.devices)}"
         raise _refused(str(said), "not in the catalogue", remedy, "cluster.device")
     return known.devices[said]
 
@@ -157,8 +164,8 @@ def link_of(said: str | LinkEntry, known: Catalogue) -> Link:
     if isinstance(said, LinkEntry):
         return said.to_link()
     if said not in known.links:
-        near = difflib.get_close_matches(said, known.links, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(known.links)}"
+        near = nearest(said, known.links)
+        remedy = f"did you mean {near}?" if near else f"use {', '.join(known.links)}"
         raise _refused(said, "no such link in the catalogue", remedy, "cluster.between")
     return known.links[said].to_link()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -11,6 +10,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from drivetrain.config.schema import RunConfig
+from drivetrain.core.hints import nearest
+
+_OF_OTHER_TOOLS = {
+    "batch_size": "global_batch_size",
+    "train_batch_size": "global_batch_size",
+    "epochs": "num_train_epochs",
+    "lr": "optimization.learning_rate",
+}
 
 
 def walk_fields(
@@ -32,17 +39,17 @@ def leaf_keys() -> tuple[str, ...]:
 
 
 def nearest_key(unknown: str) -> str | None:
-    """The key that was probably meant: a right name in the wrong place, or a near spelling."""
+    """The key that was meant, probably: another tool's, one elsewhere, or one misspelled."""
+    if translated := nearest(unknown, (), _OF_OTHER_TOOLS):
+        return translated
     leaf = unknown.rpartition(".")[2]
     for path in leaf_keys():
         if path.rpartition(".")[2] == leaf:
             return path
     by_leaf = {path.rpartition(".")[2]: path for path in reversed(leaf_keys())}
-    near = difflib.get_close_matches(unknown, leaf_keys(), n=1, cutoff=0.75)
-    near_leaf = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
-    if near:
-        return near[0]
-    return by_leaf[near_leaf[0]] if near_leaf else None
+    near = nearest(unknown, leaf_keys(), cutoff=0.75)
+    near_leaf = nearest(leaf, by_leaf)
+    return near or (by_leaf[near_leaf] if near_leaf else None)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

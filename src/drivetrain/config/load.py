@@ -5,7 +5,6 @@ All problems come in one answer: wrong keys and values first, then what does not
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,9 @@ from drivetrain.config.schema import RunConfig
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.deprecation import CONFIG_KEYS, warn_renamed
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.hints import nearest
 from drivetrain.core.redaction import REMOVED
+from drivetrain.core.traits import known_as
 
 
 class _Loader(yaml.SafeLoader):
@@ -245,9 +246,10 @@ def _remedy(where: str, arms: Sequence[ErrorDetails]) -> str:
     for details in arms:
         if details["type"] == "literal_error":
             options = re.findall(r"'([^']+)'", details["ctx"]["expected"])
-            near = difflib.get_close_matches(str(details["input"]), options, n=1)
+            elsewhere = known_as() if where == "parallel.strategy" else {}
+            near = nearest(str(details["input"]), options, elsewhere)
             if near:
-                return f"did you mean {near[0]}?"
+                return f"did you mean {near}?"
     field = dict(walk_fields())[where]
     if field.is_required():
         return f"for example {where}=64"

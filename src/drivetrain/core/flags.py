@@ -8,6 +8,11 @@ ALIASES = {
     "--num-nodes": "--nnodes",
     "--nodes": "--nnodes",
 }
+# Accelerate's count is of all nodes, ours of each: named in a hint, and not taken as the same.
+OF_OTHER_TOOLS = {
+    "--num-processes": "--nproc-per-node",
+    "--num-machines": "--nnodes",
+}
 AFTER_SCRIPT = {
     "--accept-change",
     "--run-dir",

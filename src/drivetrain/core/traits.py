@@ -82,6 +82,8 @@ class Traits:
     launcher: Launcher | None = None
     backends: tuple[str, ...] = ()
     """What other tools call it, for `--backend`."""
+    known_as: tuple[str, ...] = ()
+    """Other names for what it does, for hints; several strategies may share one."""
     layouts: Mapping[str, NamedLayout] = field(default_factory=dict)
     """Names for `drivetrain verify parity`."""
     helps_with: frozenset[Shortage] = frozenset()
@@ -104,6 +106,15 @@ def traits_of(name: str) -> Traits:
 def all_traits() -> tuple[Traits, ...]:
     """Of every strategy there is, the default one first."""
     return tuple(traits_of(name) for name in STRATEGIES.names)
+
+
+def known_as() -> dict[str, str]:
+    """By what other tools say: the strategies that do it, for a message: `a or b`."""
+    said = {word for each in all_traits() for word in each.known_as}
+    return {
+        word: " or ".join(each.name for each in all_traits() if word in each.known_as)
+        for word in said
+    }
 
 
 def with_feature(feature: Feature) -> str:

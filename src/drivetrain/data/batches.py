@@ -164,10 +164,12 @@ class BatchPlan:
         full = self.micro_batch_size * self.num_ranks
         smaller = self.global_batch_size // self.num_ranks
         fits = 0 < smaller < self.micro_batch_size
+        has_too_many = self.num_ranks > self.num_micro_batches
+        fewer = f"at most {self.num_micro_batches} data-parallel ranks, " if has_too_many else ""
         return (
             f"{self.num_idle_turns} of {turns} turns a step have no samples: global_batch_size "
             f"{self.global_batch_size} is {self.num_micro_batches} micro-batches of "
-            f"{self.micro_batch_size}; use at most {self.num_micro_batches} data-parallel ranks, "
+            f"{self.micro_batch_size}; use {fewer}"
             f"a global_batch_size of {full} (micro_batch_size {self.micro_batch_size} × "
             f"{self.num_ranks} ranks) or a multiple of it"
             + (f", or micro_batch_size {smaller} or less" if fits else "")

@@ -10,12 +10,12 @@ the first word that is not one of them begins the script's arguments, and `--` e
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
+from drivetrain.core.flags import AFTER_SCRIPT, ALIASES, OF_OTHER_TOOLS
+from drivetrain.core.hints import nearest
 
 
 class HelpAsked(Exception):
@@ -152,8 +152,9 @@ def _not_a_flag(word: str, has_value: str, known: dict[str, bool]) -> Exception:
     if word in ("-h", "--help"):
         return HelpAsked()
     name = word.partition("=")[0] if has_value else word
-    near = difflib.get_close_matches(name, [*known, *ALIASES, "--script", "--backend"], n=1)
-    remedy = f"did you mean {near[0]}?" if near else "the script's own flags go after the script"
+    flags = [*known, *ALIASES, "--script", "--backend"]
+    near = nearest(name.replace("_", "-"), flags, OF_OTHER_TOOLS)
+    remedy = f"did you mean {near}?" if near else "the script's own flags go after the script"
     return ConfigError([Problem(word, "unknown flag", remedy, has_value=False)])
 
 

@@ -22,10 +22,15 @@ from drivetrain.plan.search import Answer, Objective, Question, search
 _MANY = 40
 
 
-def why_best(best: Estimate, runner_up: Estimate | None) -> str:
-    """One sentence: the next best, and where the difference comes from."""
+def why_best(fitting: Sequence[Estimate]) -> str:
+    """One sentence: the next best of another kind, and where the difference comes from."""
+    if not fitting:
+        return "nothing fits"
+    best, kind = fitting[0], kind_of(fitting[0])
+    runner_up = next((one for one in fitting if kind_of(one) != kind), None)
     if runner_up is None:
-        return "nothing else that was considered fits"
+        many = f"all {len(fitting):,} plans that fit are of one kind ({kind}); this is the best"
+        return many if len(fitting) > 1 else "no other plan fits"
     mine, theirs = best.time.components(), runner_up.time.components()
     gaps = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
     name, gap = max(gaps.items(), key=lambda item: item[1])
@@ -198,8 +203,6 @@ def make_plan(profiler: Profiler, cluster: Cluster, question: Question) -> Plan:
     """Search, rank, and say why."""
     began, profiled = time.perf_counter(), profiler.seconds
     answer = search(profiler, cluster, question)
-    best = answer.fitting[0] if answer.fitting else None
-    others = [one for one in answer.fitting if best is None or kind_of(one) != kind_of(best)]
     changes = what_would_change_it(profiler, cluster, answer, question.objective)
     some = next(iter(answer.fitting or answer.too_large))
     profiled = profiler.seconds - profiled
@@ -210,7 +213,7 @@ def make_plan(profiler: Profiler, cluster: Cluster, question: Question) -> Plan:
         num_devices=some.candidate.layout.world_size,
         question=question,
         ranked=answer.fitting,
-        why=why_best(best, others[0] if others else None) if best else "nothing fits",
+        why=why_best(answer.fitting),
         why_not=why_not(answer),
         changes=tuple(dict.fromkeys(changes)),
         nearest_misses=answer.too_large,

@@ -43,7 +43,7 @@ def distinct(ranked: Sequence[Estimate]) -> list[Estimate]:
 
 def _headline(plan: Plan) -> str:
     return (
-        f"{plan.model}: {_billions(plan.num_parameters)} parameters on {plan.cluster} "
+        f"{plan.model}: {_count(plan.num_parameters)} parameters on {plan.cluster} "
         f"({plan.num_devices} devices), {plan.question.global_batch_size} samples a step\n"
         f"{plan.num_considered:,} plans considered, {len(plan.ranked):,} fit; profiled in "
         f"{plan.seconds_to_profile:.1f} s, searched in {plan.seconds_to_search:.1f} s\n"
@@ -123,7 +123,10 @@ def _parts(components: dict[str, float], spoken: object) -> str:
     return ", ".join(named)
 
 
-def _billions(number: int) -> str:
+def _count(number: int) -> str:
+    """A small one in full: as millions it would be 0.0."""
+    if number < 1e6:
+        return f"{number:,}"
     return f"{number / 1e9:.1f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.record.session import TRAINS, RankProgress, read_progress
-from drivetrain.supervise.failures.attempt_report import AttemptReport, whole_traceback
+from drivetrain.supervise.failures.attempt_report import AttemptReport, is_unsaved, whole_traceback
 from drivetrain.supervise.failures.failure import RankFailure, classify, last_step, root_cause
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End
@@ -131,6 +131,7 @@ class NodeAttempt:
             ranks=tuple(worker.global_rank for worker in self.group.workers),
             resources={self.global_rank(local): facts for local, facts in resources.items()},
             whole=whole_traceback(self._session, failures),
+            is_unsaved=restarts and is_unsaved(self._session),
         )
 
     def _wait_for_more(self, codes: Mapping[int, int], patience_s: float) -> Mapping[int, int]:

@@ -92,5 +92,6 @@ TRAITS = Traits(
     is_proposed=True,
     packages=("deepspeed",),
     backends=("deepspeed",),
+    known_as=("zero", "zero1", "zero-1", "zero2", "zero-2", "zero3", "zero-3"),
     layouts={"zero1": _stage(1), "zero2": _stage(2), "zero3": _stage(3)},
 )

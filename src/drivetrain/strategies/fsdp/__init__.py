@@ -55,6 +55,7 @@ TRAITS = Traits(
     is_proposed=True,
     preload=("torch.distributed.fsdp", "drivetrain.strategies.fsdp.strategy"),
     backends=("pytorch-fsdp", "fsdp"),
+    known_as=("zero", "zero3", "zero-3", "hsdp"),
     layouts={
         "fsdp": NamedLayout(("dp_shard",), _THIS),
         "hsdp": NamedLayout(("dp_replicate", "dp_shard"), _THIS),

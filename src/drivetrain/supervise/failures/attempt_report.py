@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.checkpoint import manifest
+from drivetrain.checkpoint.lineage import read_claims
+from drivetrain.checkpoint.storage import storage_at
 from drivetrain.core.redaction import clean_text, clean_traceback
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.supervise.failures.failure import RankFailure, by_cause
@@ -35,6 +38,8 @@ class AttemptReport:
     resources: Mapping[int, Facts] = field(default_factory=dict)
     whole: Path | None = None
     """Where all of the first failure's traceback will be written."""
+    is_unsaved: bool = False
+    """Whether the run surely has no checkpoint yet."""
 
     def facts(self) -> dict[str, Any]:
         """As they are written down, the root cause first."""
@@ -72,6 +77,24 @@ def whole_traceback(session: Path, failures: Sequence[RankFailure]) -> Path | No
 def traceback_file(run: RunDirectory, attempt: int, rank: int) -> Path:
     """One rank's, in words that a person can read (end.json has the same for programs)."""
     return run.attempt(attempt) / "tracebacks" / f"{rank:05d}.txt"
+
+
+def is_unsaved(session: Path) -> bool:
+    """Whether the run surely has no checkpoint: False also where that cannot be told cheaply.
+
+    Claims lie where a run saves. Without one the checkpoints are elsewhere (an address that would
+    have to be asked over a network), and one that resumes from a step has found a checkpoint.
+    """
+    named = _named(session)
+    if named is None:
+        return False
+    folder = named[0].checkpoints
+    try:
+        claims = read_claims(storage_at(folder))
+        begins_anew = bool(claims) and not any(claim.step for claim in claims)
+        return begins_anew and not any(folder.glob(f"step-*/{manifest.NAME}"))
+    except Exception:  # only a sentence hangs on it: it must not end the supervisor
+        return False
 
 
 def write_closed(session: Path, exit_code: int) -> None:

@@ -99,12 +99,20 @@ def paragraph(account: AttemptReport) -> str:
             what = verdict(failures, host, whole) + _mistake(root_cause(failures), end)
         case _:
             what = f"{host}: {account.detail or 'ended'} {where}"
-    done = "restarting from the newest checkpoint" if account.restarts else "stopping"
+    done = _what_follows(account)
     reason = f" ({account.why})" if account.why else ""
     if not account.restarts and failures:
         # the cause comes last, where the eye is; without a reason there was nothing to weigh
         return (f"\nnot restarted: {account.why}" if account.why else "") + f"\n{what}"
     return f"[{when}] {what}; {done}{reason}"
+
+
+def _what_follows(account: AttemptReport) -> str:
+    if not account.restarts:
+        return "stopping"
+    if account.is_unsaved:
+        return "restarting; there is no checkpoint yet, so from the beginning"
+    return "restarting from the newest checkpoint"
 
 
 def say(text: str) -> None:
