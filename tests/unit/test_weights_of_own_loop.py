@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 from drivetrain import prepare
 from drivetrain.train.keep_loop import KeptLoop
 from drivetrain.train.saving.weights import read_weights, weights_sha256
-from drivetrain.verify.drills.drill import NoFinalWeights, weights_fingerprint
+from drivetrain.verify import resume
+from drivetrain.verify.drills.drill import DrillOutcome, NoFinalWeights, weights_fingerprint
 from tests.ranks.resuming import Interrupted, go_on_in
 
 
@@ -110,6 +111,23 @@ def test_a_loop_that_is_left_has_none_and_a_comparison_says_so(
     go_on_in(loop.history.run_dir, monkeypatch)
     again = trained(config)
     assert weights_fingerprint(loop.history.run_dir) == weights_sha256(again.full_state_dict())
+
+
+def test_a_run_without_weights_is_not_certified_and_it_is_said_why(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback, after minutes of training."""
+    loop = trained(config, leave_after=4)
+
+    def run_once(setting: Any, faults: Any, folder: Path) -> DrillOutcome:
+        folder.mkdir()
+        (folder / "run").symlink_to(checkpoints(loop).parent)
+        return DrillOutcome(())
+
+    monkeypatch.setattr(resume, "run_once", run_once)
+    certificate = resume.certify_resume(("train.py",), 4, 2, 2)
+    assert not certificate.holds
+    assert "has left no final weights to compare" in certificate.problems[0]
 
 
 def test_a_loop_that_failed_has_none(config: dict[str, Any]) -> None:
