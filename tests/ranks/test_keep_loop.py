@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 import drivetrain
 from drivetrain.core.errors import NonFiniteLoss
 from drivetrain.record.reading import open_run
+from drivetrain.record.step_file import SECONDS
 from drivetrain.testing import run_ranks
 from drivetrain.train.keep_loop import KeptLoop
+from drivetrain.train.saving.weights import read_weights, weights_sha256
 from tests.gpt_task import GPT, Sentences, collate, gpt_metrics, token_loss
 from tests.ranks.training import (
     assert_same_training,
@@ -29,6 +32,10 @@ def own_loop(output_dir: str, strategy: str = "ddp") -> list[float]:
         for batch in step:
             loop.backward(token_loss(loop.model, batch))
         loop.step()
+    whole = loop.full_state_dict()
+    if loop.is_main and loop.history.run_dir is not None:
+        found = read_weights(loop.history.run_dir / "checkpoints")
+        assert weights_sha256(found) == weights_sha256(whole), "what Trainer leaves, too"
     return loop.history.losses
 
 
@@ -153,6 +160,34 @@ def test_evaluations_are_recorded_before_during_and_after_the_loop(tmp_path: Pat
     events = [e for e in run.events(0) if e.kind == "scalars" and "val/loss" in e.values]
     assert [e.step for e in events] == [0, 1, 2, 3, 4, 4]
     assert happened(loop)[-1] == "run_end"
+
+
+@pytest.mark.parametrize("logging_steps", [1, 2])
+def test_an_evaluation_at_the_logging_step_leaves_the_rate_as_it_is(
+    tmp_path: Path, logging_steps: int
+) -> None:
+    """Its end was taken for the beginning of the steps before it."""
+    val: Any = torch.utils.data.DataLoader(Sentences(17), collate_fn=collate)
+
+    def slow_metrics(model: Any, batch: Any) -> Any:
+        time.sleep(0.1)  # 5 times in an evaluation: counted with the steps it would show
+        return gpt_metrics(model, batch)
+
+    loop = kept(tmp_path, record={"progress": "none", "logging_steps": logging_steps})
+    for number, step in enumerate(loop.steps(), 1):
+        for batch in step:
+            loop.backward(token_loss(loop.model, batch))
+            time.sleep(0.02)
+        loop.step()
+        if number % 2 == 0:
+            loop.evaluate(val, slow_metrics)
+    assert loop.history.run_dir is not None
+    run = open_run(loop.history.run_dir)
+    rates = list(run.scalars()["throughput/samples_per_sec"].values)
+    steps = run.steps(0)
+    taken_s = sum(steps[part] for part in SECONDS[:4])  # up to the moved weights
+    expected = 24 * logging_steps / taken_s.reshape(-1, logging_steps).sum(axis=1)
+    assert rates == pytest.approx(list(expected), rel=0.5)
 
 
 def test_a_loss_that_is_no_number_never_reaches_the_weights(tmp_path: Path) -> None:

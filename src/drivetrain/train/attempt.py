@@ -81,7 +81,7 @@ class Attempt:
         """Every validation sample once; shown, recorded and remembered."""
         step = self.saver.at.step
         self.assembly.page.note(Phase.EVALUATING)
-        with self.recorder.measure("evaluation", step):
+        with self.reporter.aside(), self.recorder.measure("evaluation", step):
             result = evaluate_all(task, feeds, self.assembly, step, self.reporter.evaluation)
         self.history.evaluations.append(result)
         self.assembly.engine.learning_rate.after("evaluation", result.metrics)

@@ -46,6 +46,7 @@ from drivetrain.train.own_weights import OwnWeights
 from drivetrain.train.refusals import check_loss, check_prepared
 from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
+from drivetrain.train.saving.weights import FinalWeights
 from drivetrain.train.setup.feeds import evaluation_feeds, validation_sources
 from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.several.optimizers import as_one
@@ -207,8 +208,10 @@ class KeptLoop(OwnRecords, OwnWeights):
             loop = self._loop = Loop.of(self._attempt, _TASK, _no_hooks)
             for model in self._models():
                 set_training(model)
+            weights = self._final_weights(self._attempt)
+            is_left = False
             try:
-                with self._attempt.training():
+                with weights.after_not_saved(), self._attempt.training():
                     self._report_earlier(self._attempt)
                     before = self._at.step
                     try:
@@ -221,7 +224,10 @@ class KeptLoop(OwnRecords, OwnWeights):
                         # the script has left its loop: after a step it may, in one it has failed
                         if self._at.step == before or not is_left_on_purpose():
                             raise
+                        is_left = True
                         self._left_early(loop, self._attempt)
+                if not is_left:
+                    weights.write()
                 self._attempt.end()
             finally:
                 self._loop = None
@@ -230,6 +236,9 @@ class KeptLoop(OwnRecords, OwnWeights):
     def _models(self) -> Iterable[nn.Module]:
         """What is trained."""
         return [self._engine.spread.inner]
+
+    def _final_weights(self, attempt: Attempt) -> FinalWeights:
+        return FinalWeights(self.assembly, attempt.saver, attempt.directory.checkpoints)
 
     def _check_whole(self) -> None:
         """Between two steps nothing is left open; the loop itself sees whether one was made."""

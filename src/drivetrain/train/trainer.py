@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from drivetrain.cluster.environments import detect
 from drivetrain.config.load import resolve
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
-from drivetrain.core.errors import ConfigError, NotSaved, Problem
+from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.intercept import Intercepted, is_intercepting
 from drivetrain.core.stateful import Stateful
 from drivetrain.data.sources import Source, source_from
@@ -211,16 +210,9 @@ class Trainer(OwnRecords, OwnWeights):
         weights = FinalWeights(assembly, attempt.saver, attempt.directory.checkpoints)
         notify = HookCaller(self, self.hooks)
         loop = self._loop(attempt, notify, validation)
-        try:
-            with attempt.training():
-                self._run(loop, notify, assembly.total_steps)
-        except NotSaved:  # there may be room for the weights, or it is another disk
-            with contextlib.suppress(NotSaved):
-                weights.write_last()
-            raise
-        weights.write_last()
-        if self.config.checkpoint.keep_best is not None:
-            weights.write_best()
+        with weights.after_not_saved(), attempt.training():
+            self._run(loop, notify, assembly.total_steps)
+        weights.write()
 
     def _run(self, loop: Loop, notify: HookCaller, total_steps: int | None) -> None:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.verify.drills.drill import (
+    NoFinalWeights,
     Setting,
     checkpoint_problems,
     run_once,
@@ -72,10 +73,14 @@ def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: in
         if problems:
             return _certificate(argv, steps, half, (ranks, then_ranks), problems)
         problems = checkpoint_problems(killed / "run")
+        try:
+            same_bits = weights_fingerprint(whole / "run") == weights_fingerprint(killed / "run")
+        except NoFinalWeights as error:
+            same_bits, problems = False, [*problems, str(error)]
         return replace(
             _certificate(argv, steps, half, (ranks, then_ranks), problems),
             resumed_from=_resumed_from(killed),
-            same_bits=weights_fingerprint(whole / "run") == weights_fingerprint(killed / "run"),
+            same_bits=same_bits,
             deviation=_deviation(whole / "run", killed / "run", half),
         )
 

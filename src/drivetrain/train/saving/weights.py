@@ -8,7 +8,8 @@ folder, each by another rank and as a stream of bytes. So is the best one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,25 @@ class FinalWeights:
     def __init__(self, assembly: Assembly, saver: Saver, folder: Path) -> None:
         self._assembly, self._world = assembly, assembly.world
         self._saver, self._folder = saver, folder
+
+    @contextmanager
+    def after_not_saved(self) -> Iterator[None]:
+        """Around training: where its last step cannot be saved, its weights perhaps can be.
+
+        There may be room for them, or it is another disk. NotSaved is raised all the same.
+        """
+        try:
+            yield
+        except NotSaved:
+            with suppress(NotSaved):
+                self.write_last()
+            raise
+
+    def write(self) -> None:
+        """After training: the last weights, and the best where `keep_best` asks for them."""
+        self.write_last()
+        if self._assembly.config.checkpoint.keep_best is not None:
+            self.write_best()
 
     def write_last(self) -> None:
         """The weights as they are now; NotSaved, on every rank, when they cannot be written."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from drivetrain.parallel.expert.load import ExpertLoad
@@ -110,7 +112,20 @@ class Reporter:
             f"step {result.step}  evaluated {result.num_samples:,} of {of:,}"
             f"{f' of {name}' if name else ''}  {figures}"
         )
-        self._last_s = time.perf_counter()  # the time spent here is not the steps'
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around what is not the steps' time: an evaluation.
+
+        The steps before it may not be reported yet, so their interval goes on, less this time.
+        """
+        clock = self._assembly.engine.timer.clock
+        clock.wait_for(clock.now())  # a device that is still in those steps
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._last_s += time.perf_counter() - began_s
 
     def say(self, message: str) -> None:
         """A line that stays, on rank 0."""

@@ -17,6 +17,7 @@ from drivetrain.checkpoint import catalogue, lineage
 from drivetrain.checkpoint.lineage import Claim
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.checkpoint.storage import storage_at
+from drivetrain.core.errors import DrivetrainError
 from drivetrain.supervise.failures.rank_dump import kernel_state
 from drivetrain.supervise.processes.node import adopt_orphans
 from drivetrain.testing.hosts import Hosts
@@ -24,6 +25,11 @@ from drivetrain.verify.drills.faults import FOR_A_PERSON, ON_SMALL_DISK, Fault, 
 from drivetrain.verify.drills.inject import Injector
 from drivetrain.verify.drills.nodes import DrillNode
 from drivetrain.verify.drills.template import Template
+
+
+class NoFinalWeights(DrivetrainError):
+    """A run has ended well, and there is nothing to compare it by."""
+
 
 # The audit after a drill: is the run what it would have been?
 
@@ -97,10 +103,17 @@ def orphans(expected: set[int], patience_s: float = 2.0) -> list[str]:
 
 
 def weights_fingerprint(run_dir: Path) -> str:
-    """Of the trained weights, every bit."""
+    """Of the trained weights, every bit. NoFinalWeights says that the run has left none."""
     from drivetrain.train.saving.weights import read_weights, weights_sha256
+    from drivetrain.train.weights.safetensors import NotReadable
 
-    return weights_sha256(read_weights(run_dir / "checkpoints"))
+    try:
+        return weights_sha256(read_weights(run_dir / "checkpoints"))
+    except NotReadable as error:
+        raise NoFinalWeights(
+            f"the run has left no final weights to compare ({error}); let its loop come to its "
+            "end: a loop that is left by break or return writes none"
+        ) from error
 
 
 _DISK_MB = 24

@@ -44,6 +44,8 @@ TWO_HOSTS: tuple[Kind, ...] = (*ONE_HOST, "partition", "kill_node", "skew")
 FOR_A_PERSON: dict[Kind, int] = {"full_at_end": 8, "spoil_claim": 4, "read_only": 8}
 """What no run can fix by itself: it ends with this code, and resumes once somebody has."""
 ONE_HOST_ALL: tuple[Kind, ...] = (*ONE_HOST, *FOR_A_PERSON)
+BY_HOOK: tuple[Kind, ...] = ("hang",)
+"""Injected from inside the run, by a hook."""
 ON_SMALL_DISK = ("fill_disk", "full_at_end", "read_only")
 
 
