@@ -53,7 +53,8 @@ def why_not(answer: Answer) -> dict[str, str]:
         kind = kind_of(priced)
         if best is not None and kind != kind_of(best) and kind not in reasons:
             slower = priced.time.total / best.time.total - 1.0
-            reasons[kind] = f"fits, but takes {slower:.0%} longer a step"
+            longer = f"fits, but takes {slower:.0%} longer a step"
+            reasons[kind] = longer if slower >= 0.005 else "fits, and takes as long a step"
     for priced in answer.too_large:
         kind = kind_of(priced)
         known = kind in reasons or (best is not None and kind == kind_of(best))
