@@ -17,6 +17,8 @@ from pathlib import Path
 BLOCK = re.compile(r"```console( title=\"another terminal\")?\n(.*?)```\n", re.DOTALL)
 _NUMBER = re.compile(r"[0-9a-f]{64}|\d[\d.,:]*")
 _KEPT = ("was killed by SIGKILL", "resumed: after step")
+_OF_OTHERS = re.compile(r"Failed to load .*torchao|W\d{4} .*torch/|Loading weights:|\s*$")
+"""What libraries say while they are loaded, and empty lines before anything else."""
 _TIMEOUT_S = 600
 
 
@@ -64,7 +66,16 @@ def _run(command: str, folder: Path, meanwhile: list[str]) -> str:
             meanwhile = []
     if run.wait(_TIMEOUT_S) or meanwhile:
         sys.exit(f"$ {command}: exit code {run.returncode}, not run beside it: {meanwhile}")
-    return f"$ {command}\n" + "".join(_shortened(lines))
+    return f"$ {command}\n" + "".join(_shortened(_own(lines, folder)))
+
+
+def _own(lines: list[str], folder: Path) -> list[str]:
+    """Without what other libraries say, and without where the commands were run."""
+    kept: list[str] = []
+    for line in lines:
+        if (kept and not line.strip()) or not _OF_OTHERS.match(line):
+            kept.append(line.replace(f"{folder.resolve()}/", ""))
+    return kept
 
 
 def _has_saved(lines: list[str]) -> bool:
