@@ -9,6 +9,7 @@ drivetrain train --nproc-per-node 2 examples/applications/images/train.py \
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,12 @@ class ResNet(nn.Module):
                 before = (width << stage) * block.growth
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(before, data.num_classes)
+        self.to(memory_format=torch.channels_last)  # convolutions are a fifth faster
+        # of 1 × 1 convolutions both orders are one, and DDP takes them for two
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.stem(images)
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.head(x.mean((-2, -1)))
