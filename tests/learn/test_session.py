@@ -192,6 +192,8 @@ def test_a_line_that_falls_is_no_bandwidth() -> None:
 @pytest.mark.slow
 def test_an_interrupted_check_is_short_and_leaves_nothing(folder: LearnerFolder) -> None:
     """Ctrl-C while the ranks' imports run, and everything of its group hears it."""
+    attempt = next(folder.path.rglob("template_naive_allreduce.py"))
+    attempt.write_text("import time\n\ntime.sleep(50)  # nobody's check is through before it\n")
     check = subprocess.Popen(
         [sys.executable, "-m", "drivetrain", "learn", "check", "naive_allreduce"],
         cwd=folder.path,
