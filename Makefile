@@ -107,16 +107,18 @@ docs-version: docs                ## the site as this release's, on the branch g
 pages:                            ## what the code writes: commands, config keys, exit codes, the lectures' pictures
 	$(BIN)/python -m tests.pages
 
+# $(call play,PAGE,FOLDER,FLAGS): the commands of a page, run in a folder of their own beside the examples
+play = rm -rf $(2) && mkdir -p $(2) && cp -r examples $(2) && \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py $(1) $(2) $(3)
+
 tour:                             ## the commands of docs/tour.md, run here, and what they print written on the page (minutes)
-	rm -rf build/played && mkdir -p build/played && cp -r examples build/played
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py docs/tour.md build/played --write
+	$(call play,docs/tour.md,build/played,--write)
 
 # The commands of an application's README, run in order; each must end as the page says. `make application-images WRITE=--write` puts
 # what they print on the page.
 APPLICATIONS := contrastive finetuning images language recommender
 $(APPLICATIONS:%=application-%): application-%:
-	rm -rf build/applications/$* && mkdir -p build/applications/$* && cp -r examples build/applications/$*
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py examples/applications/$*/README.md build/applications/$* $(WRITE)
+	$(call play,examples/applications/$*/README.md,build/applications/$*,$(WRITE))
 
 applications: $(APPLICATIONS:%=application-%)  ## all of examples/applications, one after the other, as their pages say (half an hour)
 

@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
+from benchmarks.links.on_hosts import MakeHosts
 from drivetrain.core.errors import WorkerFailure
 from drivetrain.core.statistics import MedianInterval
 
@@ -32,15 +33,6 @@ LINKS = ((2, 1, 100.0), (2, 1, 400.0), (2, 2, 400.0))
 """(hosts, ranks on each, Mbit/s)"""
 _GIVE_UP_S = 900.0
 Document = dict[str, Any]
-
-
-class _Host(Protocol):
-    """As far as `drivetrain.testing.hosts` is needed here."""
-
-    def popen(self, command: Sequence[str | Path], *, env: dict[str, str]) -> Any: ...
-
-
-MakeHosts = Callable[[int, float | None], AbstractContextManager[Sequence[_Host]]]
 
 
 def run_collectives(output: Path, rounds: int, make_hosts: MakeHosts) -> str:

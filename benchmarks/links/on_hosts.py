@@ -1,4 +1,4 @@
-"""A measurement with one rank on each of several hosts."""
+"""A measurement by ranks on several hosts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ class Host(Protocol):
 MakeHosts = Callable[[int, float | None], AbstractContextManager[Sequence[Host]]]
 
 
-def run_ranks_on(hosts: Sequence[Host], words: Sequence[str], give_up_s: float) -> None:
+def run_ranks_on(
+    hosts: Sequence[Host], words: Sequence[str], give_up_s: float, ranks_per_host: int = 1
+) -> None:
     """`python -m words` on each, as ranks of one world; WorkerFailure if one fails."""
     with ExitStack() as stack:
         processes = []
-        for rank, host in enumerate(hosts):
-            env = _environment(rank, len(hosts), hosts[0].address)
+        for rank in range(len(hosts) * ranks_per_host):
+            host = hosts[rank // ranks_per_host]
+            env = _environment(rank, len(hosts), ranks_per_host, hosts[0].address)
             process = host.popen([sys.executable, "-m", *words], env=env)
             stack.callback(process.kill)
             processes.append(process)
@@ -44,14 +47,17 @@ def run_ranks_on(hosts: Sequence[Host], words: Sequence[str], give_up_s: float) 
                 raise WorkerFailure("the measurement failed; its error stands above")
 
 
-def _environment(rank: int, world_size: int, main_address: str) -> dict[str, str]:
+def _environment(
+    rank: int, num_hosts: int, ranks_per_host: int, main_address: str
+) -> dict[str, str]:
+    node, local = divmod(rank, ranks_per_host)
     return {
         **os.environ,
         "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "NODE_RANK": str(rank),
+        "WORLD_SIZE": str(num_hosts * ranks_per_host),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+        "NODE_RANK": str(node),
         "MASTER_ADDR": main_address,
         "MASTER_PORT": str(_PORT),
         "OMP_NUM_THREADS": "1",

@@ -9,17 +9,14 @@ measured is not measured again.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from drivetrain.core.errors import WorkerFailure
+from benchmarks.links.on_hosts import Host, MakeHosts, run_ranks_on
 
 HELD_OUT = ("gpt", "hf_llama")
 """Nothing in the planner was chosen by looking at their step times.
@@ -29,7 +26,7 @@ HELD_OUT = ("gpt", "hf_llama")
 BATCH = 12
 """Samples a step: what 1, 2, 3 and 4 ranks divide."""
 NUM_PLANS = 6
-_PORT, _GIVE_UP_S = 29420, 900.0
+_GIVE_UP_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -68,22 +65,6 @@ PLACES = (
 )
 
 
-class _Host(Protocol):
-    """As far as `drivetrain.testing.hosts` is needed here; that room stands above this one."""
-
-    @property
-    def address(self) -> str:
-        """Where the others reach it."""
-        ...
-
-    def popen(self, command: Sequence[str | Path], *, env: dict[str, str]) -> Any:
-        """Start a command on it."""
-        ...
-
-
-MakeHosts = Callable[[int, float | None], AbstractContextManager[Sequence[_Host]]]
-
-
 def run_plan_time(output: Path, make_hosts: MakeHosts) -> str:
     """Every place that has not been measured yet; the table."""
     from benchmarks.plan.time_report import report
@@ -102,16 +83,17 @@ def measure_place(folder: Path, place: Place, models: Sequence[str], make_hosts:
         predicted = {"seconds_to_probe": probed, "plans": predict(folder, models)}
         (folder / "predicted.json").write_text(json.dumps(predicted, indent=1) + "\n")
         words = ["benchmarks.plan.time_worker", str(folder), str(place.rounds)]
-        _on(hosts, place, words)
+        run_ranks_on(hosts, words, _GIVE_UP_S, place.ranks_per_host)
 
 
-def probe(folder: Path, place: Place, hosts: Sequence[_Host]) -> float:
+def probe(folder: Path, place: Place, hosts: Sequence[Host]) -> float:
     """cluster.yaml of this place, as `drivetrain probe` writes it; the seconds it took."""
     from drivetrain.cluster.file import cluster_file, to_yaml
 
     began = time.perf_counter()
     raw = folder / "probe.json"
-    _on(hosts, place, ["drivetrain.plan.probe", str(raw), str(folder)])
+    words = ["drivetrain.plan.probe", str(raw), str(folder)]
+    run_ranks_on(hosts, words, _GIVE_UP_S, place.ranks_per_host)
     (folder / "cluster.yaml").write_text(to_yaml(cluster_file(json.loads(raw.read_text()))))
     raw.unlink()  # cluster.yaml has it all
     return time.perf_counter() - began
@@ -142,33 +124,3 @@ def _profiler(model: str) -> Any:
     from drivetrain.plan.profile.profiling import Profiler
 
     return Profiler(subject_of(model, "adamw"))
-
-
-def _on(hosts: Sequence[_Host], place: Place, module: Sequence[str]) -> None:
-    """One process per rank, on all hosts, to their end."""
-    with ExitStack() as stack:
-        processes = []
-        for rank in range(place.hosts * place.ranks_per_host):
-            host = hosts[rank // place.ranks_per_host]
-            env = _environment(rank, place, hosts[0].address)
-            process = host.popen([sys.executable, "-m", *module], env=env)
-            stack.callback(process.kill)
-            processes.append(process)
-        for process in processes:
-            if process.wait(_GIVE_UP_S) != 0:
-                raise WorkerFailure("the measurement failed; its error stands above")
-
-
-def _environment(rank: int, place: Place, main_address: str) -> dict[str, str]:
-    node, local = divmod(rank, place.ranks_per_host)
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(place.hosts * place.ranks_per_host),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(place.ranks_per_host),
-        "NODE_RANK": str(node),
-        "MASTER_ADDR": main_address,
-        "MASTER_PORT": str(_PORT),
-        "OMP_NUM_THREADS": "1",
-    }

@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 
 BLOCK = re.compile(r"```console( title=\"another terminal\")?\n(.*?)```\n", re.DOTALL)
 _NUMBER = re.compile(r"[0-9a-f]{64}|\d[\d.,:]*")
 _KEPT = ("was killed by SIGKILL", "resumed: after step")
-_OF_OTHERS = re.compile(r"Failed to load .*torchao|W\d{4} .*torch/|Loading weights:|\s*$")
-"""What libraries say while they are loaded, and empty lines before anything else."""
+_OF_OTHERS = re.compile(r"Failed to load .*torchao|W\d{4} .*torch/|Loading weights:")
+"""What libraries say while they are loaded."""
 _TIMEOUT_S = 600
 
 
@@ -71,11 +72,9 @@ def _run(command: str, folder: Path, meanwhile: list[str]) -> str:
 
 def _own(lines: list[str], folder: Path) -> list[str]:
     """Without what other libraries say, and without where the commands were run."""
-    kept: list[str] = []
-    for line in lines:
-        if (kept and not line.strip()) or not _OF_OTHERS.match(line):
-            kept.append(line.replace(f"{folder.resolve()}/", ""))
-    return kept
+    own = [line for line in lines if not _OF_OTHERS.match(line)]
+    began = dropwhile(str.isspace, own)  # a progress bar leaves empty lines
+    return [line.replace(f"{folder.resolve()}/", "") for line in began]
 
 
 def _has_saved(lines: list[str]) -> bool:
