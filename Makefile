@@ -155,6 +155,7 @@ campaign:                         ## all 300; results land in benchmarks/results
 	$(BIN)/python -m tests.drills.campaign 300 --output benchmarks/results/faults
 
 ledger:                           ## 20 runs of every kind: does the ledger add up to the wall clock?
+	rm -rf benchmarks/results/ledger
 	$(BIN)/python -m tests.drills.ledger_check benchmarks/results/ledger
 
 parameter-server:                 ## parameter servers next to ddp and local SGD, ten seeds, on equal and unequal ranks (minutes)

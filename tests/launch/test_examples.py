@@ -49,10 +49,11 @@ def test_the_quick_start_shows_the_same_loss_on_1_2_and_4_processes(
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     words = ["-m", "drivetrain", "train", "--nproc-per-node", "2", "--run-dir", "run"]
     output = run(tmp_path, *words, str(EXAMPLES / "keep_your_loop.py"))
-    assert output.count("145 steps, last loss") == 1
+    assert output.count("120 steps, last loss") == 1
+    assert output.count("evaluated 297 of 297") == 5, "once an epoch"
     assert (tmp_path / "run" / "checkpoints" / "weights.pt").exists()
     again = run(tmp_path, *words, str(EXAMPLES / "keep_your_loop.py"))
-    assert "resumed: after step 145" in again, "nothing is left to do, and its history is empty"
+    assert "resumed: after step 120" in again, "nothing is left to do, and its history is empty"
     assert "last loss" not in again
 
 

@@ -165,6 +165,18 @@ def test_the_verdict_folds_what_followed_and_gives_the_cause_in_full() -> None:
     assert "stopped because" not in alone
 
 
+def test_a_refused_config_is_said_without_naming_who_was_first() -> None:
+    refused = RankFailure(1, 11, 2, "seed = x: must be a whole number\n", 1.0)
+    ended = RankFailure(0, 10, -15, at_s=2.0)
+    assert verdict([ended, refused], "h") == "seed = x: must be a whole number"
+
+
+def test_an_exit_with_2_and_no_word_is_a_command_line_that_was_refused() -> None:
+    said = verdict(failed(2), "h")
+    assert said.startswith("rank 0 (pid 10, h) failed first: exit code 2, without a traceback")
+    assert "the launcher's own flags stand before the script's first word" in said
+
+
 def test_a_script_that_does_not_train_is_known_as_one() -> None:
     end = classify(failed(1), [None], trains=False, has_peers=False)
     assert (end.kind, end.step, end.trains) == (EndKind.START_UP, 0, False)

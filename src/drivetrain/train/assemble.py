@@ -152,5 +152,6 @@ def _first_notes(plan: BatchPlan, resolved: ResolvedConfig) -> list[str]:
     if plan.idle_warning:
         notes.append(f"warning: {plan.idle_warning}")
     if resolved.left_to_script:
-        notes.append(f"left to the script: {', '.join(resolved.left_to_script)}")
+        flags = ", ".join(resolved.left_to_script)
+        notes.append(f"left to the script: {flags} (no config key: ignored if it does not read it)")
     return notes

@@ -181,6 +181,11 @@ class KeptLoop(OwnRecords, OwnWeights):
         return self.assembly.world.is_main
 
     @property
+    def config(self) -> RunConfig:
+        """The run's config, with everything that was left open filled in."""
+        return self.assembly.config
+
+    @property
     def step_number(self) -> int:
         """Steps done so far, those of earlier attempts included; in a step, the ones before it."""
         return self._at.step
@@ -194,6 +199,17 @@ class KeptLoop(OwnRecords, OwnWeights):
     def epoch(self) -> int:
         """Of the step under way, counted from 0."""
         return max(0, self._at.epoch)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """After `step()`: whether that was its epoch's last one, and time for an evaluation."""
+        plan = self.assembly.feed.plan
+        if plan.length is None:
+            raise RuntimeError(
+                "a stream's epoch ends when the next one begins: compare loop.epoch with the step "
+                "before, or evaluate every so many steps"
+            )
+        return self._is_after_step and plan.position(self._at.step).samples == 0
 
     def steps(self) -> Iterator[Any]:
         """The run's steps; each is an iterator of this rank's micro-batches.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.core.errors import exception_line, raised_by, without_blame
+from drivetrain.core.errors import ConfigError, exception_line, raised_by, without_blame
 from drivetrain.diagnose.stacks import own_calls, traceback_line
 from drivetrain.record.session import Phase, RankProgress
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, End, EndKind
@@ -37,6 +37,9 @@ _WORLD = re.compile(
     r"CUDA|cuDNN|CUBLAS|NCCL|gloo|hip|memory|connect|timed? ?out|socket|store|device|worker|shm",
     re.IGNORECASE,
 )
+
+_USAGE_ERROR = 2
+"""argparse's and click's exit code."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class RankFailure:
         if not self.error or _OWN.match(last_line):
             return False
         return bool(_COLLATERAL.search(last_line))
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the config was refused: its problems are listed, without a traceback."""
+        is_told = bool(self.error) and not self.error.startswith("Traceback")
+        return self.exit_code == ConfigError.exit_code and is_told
 
     @property
     def said(self) -> str:
@@ -135,6 +144,8 @@ def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = Non
     `whole`: the file that has all of its traceback; then the user's own calls are enough here.
     """
     cause = root_cause(failures)
+    if cause.is_refusal:  # every rank says the same of what was typed: which was first is no news
+        return cause.error.rstrip()
     text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {_how(cause)}"
     others = sorted(failure.rank for failure in failures if failure is not cause)
     if others:
@@ -158,6 +169,11 @@ def _how(failure: RankFailure) -> str:
         )
     if failure.killed_by:
         return f"killed by {failure.killed_by}"
+    if failure.exit_code == _USAGE_ERROR and not failure.error:
+        return (
+            "exit code 2, without a traceback: its parser refused the command line, most likely; "
+            "the launcher's own flags stand before the script's first word"
+        )
     return f"exit code {failure.exit_code}"
 
 

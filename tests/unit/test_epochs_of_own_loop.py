@@ -1,0 +1,71 @@
+"""A loop of one's own knows which step ends an epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from drivetrain import prepare
+from tests.ranks.resuming import Interrupted, go_on_in
+
+
+def data() -> TensorDataset:
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(data())
+
+
+@pytest.fixture
+def config(quiet: dict[str, Any]) -> dict[str, Any]:
+    checkpoint = {"every_steps": 1, "asynchronous": False}
+    return {"global_batch_size": 8, "num_train_epochs": 3, "checkpoint": checkpoint, **quiet}
+
+
+def ends(config: dict[str, Any], source: Any, fails_at: int = 99) -> list[tuple[int, bool]]:
+    """By step, whether it ended an epoch."""
+    loop, seen = prepare(lambda: nn.Linear(4, 2), None, source, config), []
+    for step in loop.steps():
+        for x, y in step:
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+        seen.append((loop.step_number, loop.ends_epoch))
+        if loop.step_number == fails_at:
+            raise Interrupted
+    return seen
+
+
+def test_the_last_and_smaller_step_does(config: dict[str, Any]) -> None:
+    assert ends(config, data()) == [(n, n % 3 == 0) for n in range(1, 10)]
+
+
+def test_also_after_a_resume_in_an_epoch(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on_in(tmp_path / "run", monkeypatch)
+    with pytest.raises(Interrupted):
+        ends(config, data(), fails_at=5)
+    go_on_in(tmp_path / "run", monkeypatch)
+    found = ends(config, data())
+    assert found[0][0] > 3
+    assert found == [(n, n % 3 == 0) for n in range(found[0][0], 10)]
+
+
+def test_before_a_step_none_has_ended(config: dict[str, Any]) -> None:
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
+    assert not loop.ends_epoch
+    assert loop.config.global_batch_size == 8
+
+
+def test_a_stream_cannot_tell_before_the_next_one_begins(config: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="compare loop.epoch with the step before"):
+        ends(config, Stream())
