@@ -106,6 +106,7 @@ docs-version: docs                ## the site as this release's, on the branch g
 
 pages:                            ## what the code writes: commands, config keys, exit codes, the lectures' pictures
 	$(BIN)/python -m tests.pages
+	$(BIN)/python -m tests.pages.tables
 
 # $(call play,PAGE,FOLDER,FLAGS): the commands of a page, run in a folder of their own beside the examples
 play = rm -rf $(2) && mkdir -p $(2) && cp -r examples $(2) && \

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: llms.txt beside the site, and a name for the theme's search dialog.
+"""Hooks of MkDocs: llms.txt beside the site, when figures were measured, a name for the search.
 
 llms.txt (https://llmstxt.org) has every page with its first sentence, by the nav; the pages'
 Markdown is put beside their HTML, so that a program can read what a person reads.
@@ -8,15 +8,42 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import Figure, figures, has_history
+
 _FIRST_LINES: dict[str, str] = {}
+_FIGURES: list[Figure] = []
+
+
+def on_pre_build(**_: Any) -> None:
+    _FIGURES[:] = figures() if has_history() else []
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     _FIRST_LINES[page.file.src_uri] = _first_sentence(markdown)
-    return markdown
+    return markdown + _when_measured(f"docs/{page.file.src_uri}")
+
+
+def _when_measured(page: str) -> str:
+    """The commits that have the figures of a page; nothing where it has none."""
+    shown = [figure for figure in _FIGURES if page in figure.pages]
+    if not shown:
+        return ""
+    lines = [
+        f"- `{each.name}`: commit `{each.commit}`, {each.date}; again by `make {each.target}`"
+        + (f"; its code was changed in {each.num_changes} commits since" * bool(each.num_changes))
+        for each in shown
+    ]
+    return (
+        "\n\n---\n\nMeasured figures on this page (`benchmarks/results`):\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def on_nav(nav: Any, config: Any, **_: Any) -> Any:

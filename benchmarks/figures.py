@@ -40,6 +40,14 @@ class Figure:
         return f"{when}  {since:32s} make {self.target:16s} {', '.join(self.pages) or '-'}"
 
 
+def has_history() -> bool:
+    """Whether git knows when results were recorded: not in an archive, nor in a shallow clone."""
+    try:
+        return _git("rev-parse", "--is-shallow-repository").strip() == "false"
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
 def read_list() -> Mapping[str, Mapping[str, Any]]:
     """figures.yaml: by folder, `make` and `code`."""
     listed: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
@@ -79,7 +87,7 @@ def _figure(name: str, entry: Mapping[str, Any]) -> Figure:
 
 
 def _pages_that_show(name: str) -> tuple[str, ...]:
-    mention = re.compile(rf"{_RESULTS}/{re.escape(name)}\b(?!-)")
+    mention = re.compile(rf"(?:{_RESULTS}/|<!-- table: ){re.escape(name)}\b(?!-)")
     pages: Sequence[Path] = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return tuple(str(page.relative_to(ROOT)) for page in pages if mention.search(page.read_text()))
 

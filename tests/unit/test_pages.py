@@ -14,6 +14,7 @@ from mkdocs.utils.yaml import yaml_load
 from drivetrain import __version__
 from tests.pages import DOCS, PAGES
 from tests.pages.play import differences
+from tests.pages.tables import PLACE, with_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +22,22 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_the_code_does(name: str) -> None:
     assert (DOCS / name).read_text() == PAGES[name](), "make pages"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_its_tables_are_those_that_were_measured(path: Path) -> None:
+    page = path.read_text()
+    assert with_tables(page) == page, "make pages"
+    assert page.count("<!-- table:") == len(PLACE.findall(page)), "one has no end"
+
+
+def test_a_table_is_found_by_file_and_number(tmp_path: Path) -> None:
+    (tmp_path / "table.md").write_text("Said.\n\n| a |\n| - |\n| 1 |\n\n| b |\n| - |\n| 2 |\n")
+    begin, end = "<!-- table: table.md{} -->\n\n", "\n\n<!-- end of table -->"
+    pages = [begin.format(number) + "| old |" + end for number in ("", " 2")]
+    assert "| 1 |" in with_tables(pages[0], tmp_path)
+    assert "| 2 |" in with_tables(pages[1], tmp_path)
+    assert "old" not in with_tables("\n".join(pages), tmp_path)
 
 
 def test_every_key_stands_on_the_page_once() -> None:
