@@ -13,6 +13,7 @@ from typer.models import CommandInfo
 
 from drivetrain._version import __version__
 from drivetrain.cli.commands import (
+    Verbs,
     benching,
     checking,
     checkpoints,
@@ -26,6 +27,7 @@ from drivetrain.cli.say import say
 from drivetrain.core.errors import ConfigError, DrivetrainError
 
 app = typer.Typer(
+    cls=Verbs,
     help="One training script, from a laptop to thousands of devices, with the same numbers.",
     no_args_is_help=True,
     add_completion=False,

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+
+class Verbs(TyperGroup):
+    """Lists verbs with the whole first sentence of their help; click cuts it to one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        listed = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, verb.get_short_help_str(limit=1000)) for name, verb in listed]
+            )
+
 
 # Arguments and options that several verbs take.
 

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-verbs = typer.Typer(help="Measure collectives and scaling on your own ranks.", no_args_is_help=True)
+from drivetrain.cli.commands import Verbs
+
+verbs = typer.Typer(
+    cls=Verbs, help="Measure collectives and scaling on your own ranks.", no_args_is_help=True
+)
 
 
 @verbs.command(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drivetrain.cli.commands import AsJson
+from drivetrain.cli.commands import AsJson, Verbs
 from drivetrain.cli.reading import reading
 
 verbs = typer.Typer()
@@ -119,7 +119,9 @@ def drill(
 
 # Certificates for one's own script.
 
-certificate_verbs = typer.Typer(help="Certificates for your own script.", no_args_is_help=True)
+certificate_verbs = typer.Typer(
+    cls=Verbs, help="Certificates for your own script.", no_args_is_help=True
+)
 
 
 @certificate_verbs.command()

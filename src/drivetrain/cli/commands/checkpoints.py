@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from drivetrain.cli.commands import Address, AsJson, OneCheckpoint
+from drivetrain.cli.commands import Address, AsJson, OneCheckpoint, Verbs
 from drivetrain.cli.reading import reading
 
-verbs = typer.Typer(help="List, verify, export and compare checkpoints.", no_args_is_help=True)
+verbs = typer.Typer(
+    cls=Verbs, help="List, verify, export and compare checkpoints.", no_args_is_help=True
+)
 
 
 @verbs.command()

@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
+from drivetrain.cli.commands import Verbs
+
 verbs = typer.Typer(
+    cls=Verbs,
     help="Write distributed training yourself: exercises, checked on real processes.",
     no_args_is_help=True,
 )
 puzzle = typer.Typer(
-    help="Find the bug in a training script, with Drivetrain's own tools.", no_args_is_help=True
+    cls=Verbs,
+    help="Find the bug in a training script, with Drivetrain's own tools.",
+    no_args_is_help=True,
 )
 verbs.add_typer(puzzle, name="puzzle")
 PuzzleName = Annotated[str, typer.Argument(metavar="PUZZLE")]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from drivetrain.cli.commands import Verbs
 from drivetrain.cli.reading import reading
 
 Folder = Annotated[str, typer.Argument(metavar="STUDY", help="Directory of the study.")]
 
 
-class _RunByDefault(TyperGroup):
+class _RunByDefault(Verbs):
     """`tune SCRIPT …` drives a study; `tune ls` and the like look at one."""
 
     default_verb = "run"
