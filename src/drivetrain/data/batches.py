@@ -11,7 +11,7 @@ micro-batches, and weighted by their true count; nothing is padded, nothing drop
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 from drivetrain.config.provenance import ResolvedConfig
@@ -79,24 +79,21 @@ class BatchPlan:
 
     def position(self, step: int) -> DataPosition:
         """Where the run stands before `step`."""
-        _, per_epoch = self._known()
-        into, rest = step - self.start.step, self._steps_left_at_start
+        began, epoch, samples = self.start
+        into, rest = step - began, self._steps_left_at_start
         if into < rest:
-            samples = self.start.samples + into * self.global_batch_size
-            return DataPosition(step, self.start.epoch, samples)
-        epochs, into_epoch = divmod(into - rest, per_epoch)
-        return DataPosition(
-            step, self.start.epoch + 1 + epochs, into_epoch * self.global_batch_size
-        )
+            return DataPosition(step, epoch, samples + into * self.global_batch_size)
+        epochs, into_epoch = divmod(into - rest, self._known[1])
+        return DataPosition(step, epoch + 1 + epochs, into_epoch * self.global_batch_size)
 
     def end_of(self, epoch: int) -> int:
         """The number of steps after which an epoch is over."""
-        _, per_epoch = self._known()
+        _, per_epoch = self._known
         return self.start.step + self._steps_left_at_start + (epoch - self.start.epoch) * per_epoch
 
     def going_on_from(self, position: DataPosition) -> BatchPlan:
         """The same plan, from where batches of another size, or other data, have led to."""
-        length, _ = self._known()
+        length, _ = self._known
         if position.samples >= length:
             position = DataPosition(position.step, position.epoch + 1, 0)
         is_own = self.position(position.step) == position
@@ -105,10 +102,12 @@ class BatchPlan:
     @cached_property
     def _steps_left_at_start(self) -> int:
         """Of the epoch in which these sizes begin to hold."""
-        length, _ = self._known()
+        length, _ = self._known
         return -(-(length - self.start.samples) // self.global_batch_size)
 
+    @cached_property
     def _known(self) -> tuple[int, int]:
+        """Samples and steps of an epoch."""
         if self.length is None or self.steps_per_epoch is None:
             raise ValueError("a stream has no steps known in advance")
         return self.length, self.steps_per_epoch
@@ -124,9 +123,8 @@ class BatchPlan:
 
     def micro_batches(self, step: int, rank: int) -> list[MicroBatch]:
         """What `rank` does in `step`: always `accumulation` entries, so that ranks keep step."""
-        length, _ = self._known()
         _, epoch, first = self.position(step)
-        batch_samples = min(self.global_batch_size, length - first)
+        batch_samples = min(self.global_batch_size, self._known[0] - first)
         return self.cut(MicroBatch(step, -1, first, first, batch_samples, epoch), rank)
 
     def cut(self, whole: MicroBatch, rank: int) -> list[MicroBatch]:
@@ -135,10 +133,18 @@ class BatchPlan:
         A turn without samples stands at the batch's first one; see `stop_of`.
         """
         step, _, first, _, samples, epoch = whole
+        shares = self._shares_by_size.get((samples, rank))
+        if shares is None:
+            shares = self._shares_by_size[samples, rank] = _shares(samples, self, rank)
         return [
             MicroBatch(step, index, first + low, first + high, samples, epoch)
-            for index, low, high in _shares(samples, self, rank)
+            for index, low, high in shares
         ]
+
+    @cached_property
+    def _shares_by_size(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+        """By samples and rank: a run has two sizes of batches, full ones and an epoch's last."""
+        return {}
 
     def stop_of(self, micro: MicroBatch) -> int:
         """Where reading stops.
@@ -192,7 +198,6 @@ def share(num_samples: int, num_parts: int, index: int) -> tuple[int, int]:
     return start, start + size + (index < extra)
 
 
-@lru_cache(maxsize=256)  # a run has two sizes of batches: full ones, and an epoch's last
 def _shares(num_samples: int, plan: BatchPlan, rank: int) -> list[tuple[int, int, int]]:
     """(index, start, stop) of each of a rank's turns; start = stop = 0 where there is nothing."""
     shares = []

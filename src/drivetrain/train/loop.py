@@ -109,8 +109,9 @@ class Loop:
         What belongs between two steps and after the last one is done here.
         """
         # not asked for a step that will not be made: the feed would count it
+        timer = self.timer
         for turns in () if self.saver.ends else self.feed.steps(total_steps, num_epochs):
-            self.timer.begin()
+            timer.begin()
             before = self.at.step
             yield turns
             if self.at.step == before:
@@ -118,7 +119,7 @@ class Loop:
             try:
                 self._after_step()
             finally:  # a step that was done is written down, also when it was the last one
-                self.timer.done(self.at.step)
+                timer.done(self.at.step)
             if self.saver.ends:
                 break
         self.finish()
@@ -146,12 +147,12 @@ class Loop:
 
     def move(self) -> None:
         """All gradients are there: move the weights, and count the step."""
-        step = self.at.step
-        self.timer.optimizing()
+        step, timer = self.at.step, self.timer
+        timer.optimizing()
         self.engine.complete_gradients(step)
         self.notify("on_before_optimizer_step", step + 1)
         self.engine.step(step)
-        self.timer.ended()
+        timer.ended()
         self.at.step = step + 1
         self.notify("on_train_batch_end", step + 1)
 

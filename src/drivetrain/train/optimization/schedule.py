@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -47,7 +48,7 @@ class RateCurve:
             optimization.decay_steps,
         )
 
-    @property
+    @cached_property
     def warmup(self) -> int:
         """Its steps; a part of a step counts as a whole one."""
         if self.warmup_ratio and self.total_steps is not None:

@@ -157,7 +157,7 @@ class Saver:
             return
         wishes = self._pulse.at(
             step,
-            finish=bool(self._wanted_end) or (self._world.is_main and self._is_out_of_time()),
+            finish=bool(self._wanted_end) or (self._is_out_of_time() and self._world.is_main),
             stop=self._stop.received is not None,
             save=self._timetable.wants_retry,
             is_time=is_evaluated,

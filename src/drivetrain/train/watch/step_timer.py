@@ -7,7 +7,7 @@ when the device has come there, in order, and never waited for before the run en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter, sleep
@@ -44,16 +44,11 @@ class _Step:
     def times(self, clock: Clock) -> StepTimes:
         """Seconds that follow each other and add up to the whole step."""
         seconds = clock.seconds
-
-        def total(stretches: Sequence[Stretch]) -> float:
-            return sum(seconds(start, end) for start, end in stretches) if stretches else 0.0
-
-        data_s, in_backward_s = total(self.data), total(self.in_backward)
-        in_optimizer_s, held_s, saving_s = (
-            total(self.in_optimizer),
-            total(self.held),
-            total(self.saving),
-        )
+        data_s = _total(seconds, self.data)
+        in_backward_s = _total(seconds, self.in_backward) if self.in_backward else 0.0
+        in_optimizer_s = _total(seconds, self.in_optimizer) if self.in_optimizer else 0.0
+        held_s = _total(seconds, self.held) if self.held else 0.0
+        saving_s = _total(seconds, self.saving) if self.saving else 0.0
         return StepTimes(
             self.number,
             clock.host_s(self.began),
@@ -65,6 +60,10 @@ class _Step:
             seconds(self.ended, self.done) - saving_s,  # other_s
             self.flags,
         )
+
+
+def _total(seconds: Callable[[Moment, Moment], float], stretches: Sequence[Stretch]) -> float:
+    return sum(seconds(start, end) for start, end in stretches)
 
 
 class StepTimer:
