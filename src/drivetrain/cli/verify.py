@@ -169,6 +169,8 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
 
 # `drivetrain drill`.
 
+_LEAST_SLOW_S = 20.0
+
 _OWN_LOOP = (
     "a loop of your own calls no hooks: samples are not compared, and a rank cannot be made to hang"
 )
@@ -202,6 +204,9 @@ def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step
         setting = replace(setting, disk=disk)
         console.print(f"{argv[0]} on {ranks} ranks, without a fault …", markup=False)
         reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
+        # a rank may be stopped while it starts, saves or evaluates: that takes no longer than all did
+        slow_s = max(_LEAST_SLOW_S, 3 * reference.took_s)
+        setting = replace(setting, flags=("--slow-timeout", f"{slow_s:.0f}"))
         audited = "same weights, every sample once"
         if not reference.samples:  # no hook was called: nobody noted samples, and none can hang
             console.print(_OWN_LOOP, markup=False)

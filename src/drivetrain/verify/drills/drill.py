@@ -148,6 +148,7 @@ class Reference:
 
     weights: str
     samples: StepIds
+    took_s: float
 
 
 @dataclass
@@ -184,7 +185,7 @@ def run_reference(
     if outcome.problems:
         raise RuntimeError(f"the run fails without any fault: {outcome.problems}")
     samples = {step: sorted(ids) for (_, step), ids in read_samples(folder).items()}
-    return Reference(weights_fingerprint(run_dir), samples)
+    return Reference(weights_fingerprint(run_dir), samples, outcome.took_s)
 
 
 def run_drill(
