@@ -235,6 +235,12 @@ def own_times(slow: int | None, excess: float, seed: int = 0) -> np.ndarray[Any,
     return times
 
 
+@pytest.mark.filterwarnings("error")
+def test_one_rank_alone_is_slower_than_nobody() -> None:
+    times = np.ones((1, 160))
+    assert not straggler.find_lags(times, times, times, np.arange(1.0, 161))
+
+
 @pytest.mark.parametrize("excess", [0.1, 0.2, 0.5])
 def test_a_slow_rank_is_found_within_ten_steps(excess: float) -> None:
     times = own_times(2, excess)

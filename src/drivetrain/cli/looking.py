@@ -115,7 +115,7 @@ def figures(found: RunStatus) -> list[str]:
     """What is known, a line each."""
     attempts = f"{found.num_attempts} attempt{'s' if found.num_attempts != 1 else ''}"
     ranks = f"{found.world_size:,} rank{'s' if found.world_size != 1 else ''}"
-    where = f" ({found.layout})" if found.layout else ""
+    where = f" ({found.layout})" if found.layout and found.layout != ranks else ""
     lines = [f"{ranks}{where} on {found.device or 'unknown devices'}, {attempts}"]
     if found.reason:
         lines.append(f"last attempt: {found.reason}")

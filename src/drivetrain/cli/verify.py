@@ -204,7 +204,7 @@ def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step
         setting = replace(setting, disk=disk)
         console.print(f"{argv[0]} on {ranks} ranks, without a fault …", markup=False)
         reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
-        # a rank may be stopped while it starts, saves or evaluates: that takes no longer than all did
+        # stopped while it starts, saves or evaluates: none of that takes longer than all together
         slow_s = max(_LEAST_SLOW_S, 3 * reference.took_s)
         setting = replace(setting, flags=("--slow-timeout", f"{slow_s:.0f}"))
         audited = "same weights, every sample once"

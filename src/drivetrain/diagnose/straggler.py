@@ -76,6 +76,8 @@ def slow_windows(own_s: Array) -> npt.NDArray[np.bool_]:
 
 def find_lags(own_s: Array, data_wait_s: Array, lap_s: Array, steps: Array) -> list[Lag]:
     """Ranks that were slow for a while, or still are, and what it costs; the dearest first."""
+    if len(own_s) < 2:  # nobody to be slower than
+        return []
     excess, found = excess_over_others(own_s), []
     for rank in np.flatnonzero(slow_windows(own_s).any(axis=1)):
         stretch = dearest_stretch(excess[rank])

@@ -111,6 +111,11 @@ def ledger_view(ledger: Ledger, num_bins: int = _BINS) -> LedgerView | None:
 
 
 def _said(value: Any) -> str:
+    """As it is written in a config, so that it can be copied from the page."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_said, value))}]"
     return "" if value is None else str(value)
 
 
