@@ -190,8 +190,11 @@ def test_a_line_that_falls_is_no_bandwidth() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_check_is_short_and_leaves_nothing(folder: LearnerFolder) -> None:
-    """Ctrl-C while the ranks' imports run, and everything of its group hears it."""
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
+def test_an_interrupted_check_is_short_and_leaves_nothing(
+    folder: LearnerFolder, after_s: float
+) -> None:
+    """Ctrl-C while the ranks' imports begin or run, and everything of its group hears it."""
     attempt = next(folder.path.rglob("template_naive_allreduce.py"))
     attempt.write_text("import time\n\ntime.sleep(50)  # nobody's check is through before it\n")
     check = subprocess.Popen(
@@ -207,7 +210,7 @@ def test_an_interrupted_check_is_short_and_leaves_nothing(folder: LearnerFolder)
     while "multiprocessing.forkserver" not in _command_lines(children.read_text().split()):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    time.sleep(0.5)
+    time.sleep(after_s)
     os.killpg(check.pid, signal.SIGINT)
     said, _ = check.communicate(timeout=60)
     assert (said, check.returncode) == ("interrupted: this check does not count\n", 130)

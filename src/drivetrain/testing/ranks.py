@@ -15,13 +15,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -88,15 +87,17 @@ def run_ranks(
 
 
 def _start_importing() -> None:
-    """Ctrl-C is for this process, which ends the ranks; imports would answer with a traceback."""
-    if threading.current_thread() is not threading.main_thread():
-        forkserver.ensure_running()
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C is for this process, which ends the ranks; imports would answer with a traceback.
+
+    It is blocked for what is started here, and comes to this process when that has begun: were it
+    ignored, one that came meanwhile would be lost.
+    """
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _refuse_notebook(function: Callable[..., Any]) -> None:
@@ -186,7 +187,8 @@ def _worker(
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         return  # it was interrupted while this rank was being forked, and nobody would end it
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what forked it ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what forked it ignores it,
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # and was started without
 
     import torch
     import torch.distributed as dist
