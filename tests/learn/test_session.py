@@ -204,6 +204,8 @@ def test_an_interrupted_check_is_short_and_leaves_nothing(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # tests that run in the background ignore it, and what they start would, too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     children = Path(f"/proc/{check.pid}/task/{check.pid}/children")
     deadline_s = time.monotonic() + 60
