@@ -104,7 +104,7 @@ docs-version: docs                ## the site as this release's, on the branch g
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $$(sed -n 's/__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/drivetrain/_version.py) latest
 	$(BIN)/mike set-default --allow-empty latest
 
-pages:                            ## what the code writes: commands, config keys, exit codes, the lectures' pictures
+pages:                            ## what the code writes: commands, config keys, exit codes, the lectures' pictures; and measured tables
 	$(BIN)/python -m tests.pages
 	$(BIN)/python -m tests.pages.tables
 

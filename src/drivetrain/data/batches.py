@@ -86,6 +86,10 @@ class BatchPlan:
         epochs, into_epoch = divmod(into - rest, self._known[1])
         return DataPosition(step, epoch + 1 + epochs, into_epoch * self.global_batch_size)
 
+    def is_between_epochs(self, step: int) -> bool:
+        """Whether after so many steps no epoch is under way."""
+        return self.position(step).samples == 0
+
     def end_of(self, epoch: int) -> int:
         """The number of steps after which an epoch is over."""
         _, per_epoch = self._known

@@ -209,7 +209,7 @@ class KeptLoop(OwnRecords, OwnWeights):
                 "a stream's epoch ends when the next one begins: compare loop.epoch with the step "
                 "before, or evaluate every so many steps"
             )
-        return self._is_after_step and plan.position(self._at.step).samples == 0
+        return self._is_after_step and plan.is_between_epochs(self._at.step)
 
     def steps(self) -> Iterator[Any]:
         """The run's steps; each is an iterator of this rank's micro-batches.

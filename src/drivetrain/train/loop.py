@@ -108,8 +108,8 @@ class Loop:
 
         What belongs between two steps and after the last one is done here.
         """
-        # not asked for a step that will not be made: the feed would count it
         timer = self.timer
+        # not asked for a step that will not be made: the feed would count it
         for turns in () if self.saver.ends else self.feed.steps(total_steps, num_epochs):
             timer.begin()
             before = self.at.step
@@ -168,7 +168,7 @@ class Loop:
         if self.evaluate_every is not None:
             return self.at.step % self.evaluate_every == 0
         plan = self.feed.plan
-        return plan.length is not None and plan.position(self.at.step).samples == 0
+        return plan.length is not None and plan.is_between_epochs(self.at.step)
 
     def _one_step(self, turns: Iterator[Turn]) -> None:
         self._go_through(turns)
