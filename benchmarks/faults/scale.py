@@ -8,12 +8,14 @@ process looks at all of them, which is the harder case.
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ _STEP_S = 0.5
 _RANKS = (8, 100, 1_000, 10_000)
 _NODES = (1, 8, 32, 128, 512, 1_250)
 _GIVE_UP_S = 240.0
+_FAILED = -1
 
 
 def run_scale(output: Path, ranks: Sequence[int] = _RANKS, nodes: Sequence[int] = _NODES) -> str:
@@ -34,7 +37,9 @@ def run_scale(output: Path, ranks: Sequence[int] = _RANKS, nodes: Sequence[int] 
     for count in ranks:
         found["ranks"].append(watch_ranks(count))
     for count in nodes:
-        found["nodes"].append(meet_nodes(count))
+        # forked from a process that has done nothing else, nodes share most of their memory
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            found["nodes"].append(fresh.submit(meet_nodes, count).result())
         if found["nodes"][-1]["seconds"] is None:
             break
     (output / "samples.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -84,46 +89,56 @@ def watch_ranks(count: int) -> dict[str, Any]:
 
 
 def meet_nodes(count: int) -> dict[str, Any]:
-    """Let so many nodes form a group in one folder; how long until the last one knows its rank."""
+    """Let so many nodes form a group in one folder; how long until the last one knows its rank.
+
+    Each is a process, as a node's supervisor is, forked from this one: a thousand that import torch
+    themselves would need the memory of a cluster.
+    """
+    context = multiprocessing.get_context("fork")
+    gc.freeze()  # else every fork copies what its garbage collector looks at
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
-        settings = {"join_timeout": int(_GIVE_UP_S), "keep_alive_interval": 10}
-        handlers = [
-            join_in_folder(Path(folder) / "meet", (count, count), "127.0.0.1", settings)
-            for _ in range(count)
-        ]
-        ranks: list[int] = []
-
-        def join(index: int) -> None:
-            handler = handlers[index]
-            # the round's store is left out: one connection per node, for each of which torch asks
-            # for the peer's name, and a thousand questions at once would time the name server
-            handler._get_store = lambda: None  # type: ignore[method-assign,assignment,return-value]  # noqa: SLF001
-            handler._bootstrap_store_info = handler._shared_tcp_store_server = object()  # type: ignore[assignment]  # noqa: SLF001
-            try:
-                ranks.append(handler.next_rendezvous().rank)
-            except Exception as error:  # counted below
-                failures.append(repr(error))
-
-        failures: list[str] = []
-        cpu_before_s, began_s = time.process_time(), time.monotonic()
-        threads = [threading.Thread(target=join, args=(index,)) for index in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        meet = Path(folder) / "meet"
+        answers: Any = context.SimpleQueue()
+        is_over = context.Event()
+        arguments = (meet, count, answers, is_over)
+        nodes = [context.Process(target=_join, args=arguments, daemon=True) for _ in range(count)]
+        cpu_before_s, began_s = _children_s(), time.monotonic()
+        for node in nodes:
+            node.start()
+        ranks = [answers.get() for _ in nodes]
         took_s = time.monotonic() - began_s
-        cpu_s = time.process_time() - cpu_before_s
-        state_bytes = (Path(folder) / "meet" / "state").stat().st_size
-        for handler in handlers:
-            handler._stop_heartbeats()  # noqa: SLF001
-        is_whole = sorted(ranks) == list(range(count))
+        state_bytes = (meet / "state").stat().st_size
+        is_over.set()
+        for node in nodes:
+            node.join()
         return {
             "nodes": count,
-            "seconds": took_s if is_whole else None,
-            "cpu_s": cpu_s,
+            "seconds": took_s if sorted(ranks) == list(range(count)) else None,
+            "cpu_s": _children_s() - cpu_before_s,
             "state_kb": state_bytes / 1024,
-            "failures": len(failures),
+            "failures": ranks.count(_FAILED),
         }
+
+
+def _join(folder: Path, count: int, answers: Any, is_over: Any) -> None:
+    """One node: join, say which rank it was given, and live until all have."""
+    settings = {"join_timeout": int(_GIVE_UP_S), "keep_alive_interval": 10}
+    handler = join_in_folder(folder, (count, count), "127.0.0.1", settings)
+    # the round's store is left out: one connection per node, for each of which torch asks
+    # for the peer's name, and a thousand questions at once would time the name server
+    handler._get_store = lambda: None  # type: ignore[method-assign,assignment,return-value]  # noqa: SLF001
+    handler._bootstrap_store_info = handler._shared_tcp_store_server = object()  # type: ignore[assignment]  # noqa: SLF001
+    try:
+        answers.put(handler.next_rendezvous().rank)
+    except Exception:  # counted by whoever asked
+        answers.put(_FAILED)
+    is_over.wait(_GIVE_UP_S)
+    handler._stop_heartbeats()  # noqa: SLF001
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
@@ -141,8 +156,8 @@ def make_table(found: dict[str, list[dict[str, Any]]]) -> str:
     ]
     lines += [
         "",
-        "Nodes that form a group in one folder, all at once, simulated as threads of one process: "
-        "each with the code of a real supervisor, all of them on one interpreter.",
+        "Nodes that form a group in one folder, all at once: each a process with the code of a "
+        "real supervisor, all of them on this machine.",
         "",
         "| nodes | until the last knows its rank | CPU | state |",
         "| ---: | ---: | ---: | ---: |",

@@ -21,7 +21,7 @@ from drivetrain.core.errors import DamagedRun
 from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.mailbox import Mailbox, NotTogether
-from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
+from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder, nodes_from_json
 
 SOURCE = Path(__file__).parents[2] / "src" / "drivetrain"
 RISKY = {
@@ -84,6 +84,18 @@ def test_a_list_of_nodes_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+_LIST = (
+    '{"round": 1, "complete": true, "deadline": null, "closed": false, "participants": [%s],'
+    ' "ranks": [%s], "wait_list": [], "redundancy_list": [], "unlisted": []}'
+)
+
+
+def test_a_list_of_nodes_may_hold_one() -> None:
+    """What the wrong ones below are made of is right."""
+    state = nodes_from_json((_LIST % ('["host", 1, 2, null]', 0)).encode())
+    assert state.participants == {_NodeDesc("host", 1, 2): 0}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -91,8 +103,9 @@ def test_a_list_of_nodes_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
         "{}",
         '{"round": "x"}',
         "[" * 100_000,
-        '{"round": 1, "complete": true, "deadline": null, "closed": false, "participants":'
-        ' [[["../../x", 1, 2], 0]], "wait_list": [], "redundancy_list": [], "last_heartbeats": []}',
+        _LIST % ('["../../x", 1, 2, null]', 0),
+        _LIST % ('["host", 1, 2, null]', "0, 1"),
+        _LIST % ('["host", 1, 2, "2026-01-01T00:00:00"]', 0),
     ],
 )
 def test_a_list_of_nodes_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:

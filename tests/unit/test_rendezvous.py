@@ -13,11 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
 from drivetrain.core.errors import EnvironmentProblem
 from drivetrain.launch.coordinator import member
 from drivetrain.supervise.rendezvous.handler import FolderRendezvous, join_in_folder
-from drivetrain.supervise.rendezvous.rules import Alive, LastCall
+from drivetrain.supervise.rendezvous.rules import LastCall
+from drivetrain.supervise.rendezvous.signs import Alive, SignsOfLife
 
 
 def test_a_node_that_comes_after_the_end_is_told_that_the_run_is_done(tmp_path: Path) -> None:
@@ -80,6 +82,90 @@ def test_who_lives_changes_nothing_that_others_must_read(tmp_path: Path) -> None
     assert not any(nodes[0]._nodes.is_dead(node._this_node) for node in nodes)
 
 
+# One node reads all signs for the others
+
+
+def _signs_of(folder: Path, count: int) -> tuple[list[_NodeDesc], list[SignsOfLife]]:
+    """Nodes that have given a sign, and what each of them sees."""
+    nodes = [_NodeDesc("host", 1, index) for index in range(count)]
+    views = [SignsOfLife(folder) for _ in nodes]
+    for node, view in zip(nodes, views, strict=True):
+        view.give(node)
+    return nodes, views
+
+
+def test_only_one_node_reads_the_files_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, views = _signs_of(tmp_path, 8)
+    read: list[int] = []
+    original = SignsOfLife._read
+
+    def counted(view: SignsOfLife, name: str) -> bytes:
+        read.append(views.index(view))
+        return original(view, name)
+
+    monkeypatch.setattr(SignsOfLife, "_read", counted)
+    seen: list[dict[str, str]] = []
+    for _ in range(5):
+        seen.append(views[0].all())
+        assert all(view.all() == seen[-1] for view in views[1:])
+        views[3].give(nodes[3])
+    assert read == [0] * 5 * 8
+    assert len({signs[str(nodes[3])] for signs in seen}) == 5
+    assert len({signs[str(nodes[4])] for signs in seen}) == 1
+
+
+def test_another_collects_when_the_one_that_did_is_gone(tmp_path: Path) -> None:
+    nodes, views = _signs_of(tmp_path, 3)
+    before = views[0].all()
+    assert views[1].all() == views[2].all() == before
+    views[1].give(nodes[1])
+    after = views[2].all()
+    assert after[str(nodes[1])] != before[str(nodes[1])]
+    assert views[1].all() == after
+
+
+def test_a_node_that_stops_while_it_collects_makes_nobody_else_look_dead(tmp_path: Path) -> None:
+    settings = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2}
+    nodes = [join_in_folder(tmp_path, (3, 3), "127.0.0.1", settings) for _ in range(3)]
+    _meet(nodes)
+    nodes[2]._stop_heartbeats()
+    dead: set[int] = set()
+    with (tmp_path / "signs.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        deadline_s = time.monotonic() + 6
+        while time.monotonic() < deadline_s:
+            dead |= {index for index in (1, 2) if nodes[0]._nodes.is_dead(nodes[index]._this_node)}
+            time.sleep(0.2)
+    assert dead == {2}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"signs": 1}', b"\xff" * 20])
+def test_a_damaged_collection_is_replaced(tmp_path: Path, damage: bytes) -> None:
+    nodes, views = _signs_of(tmp_path, 2)
+    (tmp_path / "signs").write_bytes(damage)
+    views[0].all()
+    found = views[0].all()
+    assert found.keys() == {str(node) for node in nodes}
+    assert views[1].all() == found
+
+
+def test_signs_are_seen_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, views = _signs_of(tmp_path, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    views[0].all()
+    monkeypatch.setattr("drivetrain.supervise.rendezvous.signs.write_whole", full)
+    found = []
+    for _ in range(4):
+        views[1].give(nodes[1])
+        found.append(views[0].all()[str(nodes[1])])
+    assert len(set(found)) == 4
+
+
 # Clocks of other machines
 
 
@@ -94,7 +180,8 @@ class Clock:
 
 def test_who_gives_signs_is_alive_whatever_they_say_and_who_gives_none_is_not() -> None:
     clock, signs = Clock(), {"ahead": 600.0, "behind": -600.0, "dead": 600.0}
-    alive = Alive(signs.__getitem__, patience_s=12, look_s=3, clock=clock)
+    read = signs.__getitem__
+    alive = Alive(read, read, patience_s=12, look_s=3, clock=clock)
     dead: dict[str, float] = {}
     for second in range(60):
         clock.now_s = second
@@ -108,12 +195,25 @@ def test_who_gives_signs_is_alive_whatever_they_say_and_who_gives_none_is_not() 
 
 def test_a_sign_that_was_the_same_long_ago_is_of_one_who_is_dead() -> None:
     clock = Clock()
-    alive = Alive({"a": 1, "b": 1}.get, patience_s=12, look_s=3, clock=clock)
+    read = {"a": 1, "b": 1}.get
+    alive = Alive(read, read, patience_s=12, look_s=3, clock=clock)
     for clock.now_s in (0.0, 3.0):
         assert not alive.is_dead("a")
     clock.now_s = 3600.0
     assert alive.is_dead("a")
     assert not alive.is_dead("b"), "nobody has looked at it before"
+
+
+def test_who_has_not_looked_for_long_looks_once_more_before_somebody_is_dead() -> None:
+    """What was collected may be older than that."""
+    clock, collected, now = Clock(), {"a": 1, "b": 1}, {"a": 1, "b": 1}
+    alive = Alive(collected.get, now.get, patience_s=12, look_s=3, clock=clock)
+    for clock.now_s in (0.0, 3.0):
+        assert not any(map(alive.is_dead, "ab"))
+    now["a"] = 2
+    clock.now_s = 60.0
+    assert not alive.is_dead("a")
+    assert alive.is_dead("b")
 
 
 @pytest.mark.parametrize("skew_s", [-600, 600])

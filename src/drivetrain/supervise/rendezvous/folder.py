@@ -1,15 +1,11 @@
-"""The folder that nodes meet in: who is there, and who has given a sign of life.
-
-The list of nodes is one small file, changed under a lock. A sign of life is a change of a file of
-the node's own: thousands of nodes that live change nothing that anybody else must read.
-"""
+"""The folder that nodes meet in: who is there, in one small file that is changed under a lock."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import re
+import string
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -26,35 +22,48 @@ from drivetrain.core.bounded import parse_json, read_bytes
 from drivetrain.core.errors import DamagedRun
 from drivetrain.core.files import write_whole
 from drivetrain.core.locks import try_lock
+from drivetrain.supervise.rendezvous.signs import SignsOfLife
 
 # The list of nodes as text: JSON, checked when it is read back.
 #
 # torch keeps it as a pickle, and reading a pickle runs whatever is in it; the folder it lies in is
 # one that others may be able to write.
+#
+# Every node reads it to join, one after the other, so each node is in it once.
 
-_ADDRESS = re.compile(r"[A-Za-z0-9._:%\-\[\]]{1,255}")
-"""Names and addresses of hosts: they become names of files, too."""
+_IN_ADDRESSES = frozenset(string.ascii_letters + string.digits + "._:%-[]")
+"""Names and addresses of hosts become names of files, too."""
+_LONGEST_ADDRESS = 255
 
 
 def nodes_to_json(state: _RendezvousState) -> bytes:
-    deadline = state.deadline
+    signs = state.last_heartbeats
+    listed = (*state.participants, *state.wait_list, *state.redundancy_list)
+    unlisted = signs.keys() - set(listed)
     document = {
         "round": state.round,
         "complete": state.complete,
-        "deadline": None if deadline is None else deadline.isoformat(),
         "closed": state.closed,
-        "participants": [[_said(node), rank] for node, rank in state.participants.items()],
-        "wait_list": [_said(node) for node in state.wait_list],
-        "redundancy_list": [_said(node) for node in state.redundancy_list],
-        "last_heartbeats": [
-            [_said(node), sign.isoformat()] for node, sign in state.last_heartbeats.items()
-        ],
+        "deadline": _iso(state.deadline),
+        "ranks": list(state.participants.values()),
+        "participants": [_row(node, signs) for node in state.participants],
+        "wait_list": [_row(node, signs) for node in state.wait_list],
+        "redundancy_list": [_row(node, signs) for node in state.redundancy_list],
+        "unlisted": [_row(node, signs) for node in unlisted],
     }
     return json.dumps(document).encode()
 
 
+def _row(node: _NodeDesc, signs: dict[_NodeDesc, datetime]) -> list[str | int | None]:
+    return [node.addr, node.pid, node.local_id, _iso(signs.get(node))]
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
 def nodes_from_json(data: bytes) -> _RendezvousState:
-    """As it was written; ValueError when it was not written by `to_json`."""
+    """As it was written; ValueError when it was not written by `nodes_to_json`."""
     try:
         return _state(parse_json(data))
     except (KeyError, TypeError, AttributeError) as error:
@@ -63,26 +72,31 @@ def nodes_from_json(data: bytes) -> _RendezvousState:
 
 def _state(document: dict[str, Any]) -> _RendezvousState:
     state = _RendezvousState()
-    deadline = document["deadline"]
     state.round = int(document["round"])
     state.complete = bool(document["complete"])
-    state.deadline = None if deadline is None else _moment(deadline)
     state.closed = bool(document["closed"])
-    state.participants = {_node(*node): int(rank) for node, rank in document["participants"]}
-    state.wait_list = {_node(*node) for node in document["wait_list"]}
-    state.redundancy_list = {_node(*node) for node in document["redundancy_list"]}
-    state.last_heartbeats = {
-        _node(*node): _moment(sign) for node, sign in document["last_heartbeats"]
-    }
+    state.deadline = None if document["deadline"] is None else _moment(document["deadline"])
+
+    def nodes(name: str) -> list[_NodeDesc]:
+        found = []
+        for address, pid, local_id, sign in document[name]:
+            node = _node(address, pid, local_id)
+            if sign is not None:
+                state.last_heartbeats[node] = _moment(sign)
+            found.append(node)
+        return found
+
+    ranks = [int(rank) for rank in document["ranks"]]
+    state.participants = dict(zip(nodes("participants"), ranks, strict=True))
+    state.wait_list = set(nodes("wait_list"))
+    state.redundancy_list = set(nodes("redundancy_list"))
+    nodes("unlisted")
     return state
 
 
-def _said(node: _NodeDesc) -> list[str | int]:
-    return [node.addr, node.pid, node.local_id]
-
-
 def _node(address: str, pid: int, local_id: int) -> _NodeDesc:
-    if not _ADDRESS.fullmatch(address) or address.startswith("."):
+    is_possible = 1 <= len(address) <= _LONGEST_ADDRESS and _IN_ADDRESSES.issuperset(address)
+    if not is_possible or address.startswith("."):
         raise ValueError(f"{address!r} is no host's name")
     return _NodeDesc(address, int(pid), int(local_id))
 
@@ -96,7 +110,6 @@ def _moment(text: str) -> datetime:
 
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
-_GOODBYE = b"has left".ljust(16)
 _MOST_BYTES = 64 << 20
 """Of the list: a quarter of a million nodes."""
 _TRIES = 3
@@ -120,8 +133,7 @@ class RendezvousFolder:
         self.path = path
         self._list = path / "state"
         self._lock = path / "lock"
-        self._lives = path / "lives"
-        self._lives.mkdir(parents=True, exist_ok=True)
+        self.signs = SignsOfLife(path)
         self._check_locks()
 
     def head(self) -> Head | None:
@@ -180,35 +192,6 @@ class RendezvousFolder:
         finally:
             os.close(descriptor)
 
-    def give_sign(self, node: _NodeDesc, sign: bytes | None = None) -> None:
-        """Of life: what it says means nothing, that it has changed does.
-
-        Always of one length and in place: there is room for it on a full disk, too.
-        """
-        try:
-            descriptor = os.open(self._lives / str(node), os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                os.pwrite(descriptor, sign or os.urandom(8).hex().encode(), 0)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise RendezvousConnectionError(str(error)) from error
-
-    def say_goodbye(self, node: _NodeDesc) -> None:
-        """The last sign: nobody need wait for another."""
-        self.give_sign(node, _GOODBYE)
-
-    def sign(self, node: _NodeDesc) -> bytes:
-        """As it is now; empty when there is none."""
-        try:
-            return (self._lives / str(node)).read_bytes()
-        except OSError:
-            return b""
-
-    def has_left(self, node: _NodeDesc) -> bool:
-        """Whether a node has said so itself."""
-        return self.sign(node) == _GOODBYE
-
     def forget_the_dead(self, is_dead: Callable[[_NodeDesc], bool]) -> bool:
         """Begin anew when the list is of a run that is over: closed, and nobody lives."""
         with self.locked():
@@ -216,17 +199,14 @@ class RendezvousFolder:
             if found is None:
                 return True
             state, _ = found
-            gone = [self.has_left(node) or is_dead(node) for node in state.last_heartbeats]
+            gone = [self.signs.has_left(node) or is_dead(node) for node in state.last_heartbeats]
             if not state.closed or not all(gone):
                 return False
             self._list.unlink()
             # rounds are counted from 0 again
-            for old in (
-                *self.path.glob("store-*"),
-                *self._lives.iterdir(),
-                self.path / FINISHED,
-            ):
+            for old in (*self.path.glob("store-*"), self.path / FINISHED):
                 old.unlink(missing_ok=True)
+            self.signs.forget()
             return True
 
     def _bytes(self, most: int | None = None) -> bytes | None:

@@ -76,8 +76,11 @@ class FolderRendezvous(DynamicRendezvousHandler):
             while self.is_closed() and time.monotonic() < deadline_s:
                 if not self.members.forget_the_dead(self._nodes.is_dead):
                     time.sleep(0.2)
-        self.members.give_sign(self._this_node)  # before anybody can see it in the list
+        self.members.signs.give(self._this_node)  # before anybody can see it in the list
         return super().next_rendezvous()
+
+    def _record(self, *_: object, **__: object) -> None:
+        """Not torch's events, which go nowhere: to name one it reads the source of all callers."""
 
     def close_finished(self) -> None:
         """The run is done: a node that comes late has nothing to do, and has not failed."""
@@ -93,18 +96,18 @@ class FolderRendezvous(DynamicRendezvousHandler):
         """Go, and let the others go on without this node."""
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + 5)
-        self.members.say_goodbye(self._this_node)
+        self.members.signs.say_goodbye(self._this_node)
 
     def shutdown(self) -> bool:
         """Go, and end the run for all."""
         is_closed = super().shutdown()
-        self.members.say_goodbye(self._this_node)
+        self.members.signs.say_goodbye(self._this_node)
         return is_closed
 
     def _keep_alive(self) -> None:
         """Called by torch's timer."""
         with contextlib.suppress(RendezvousConnectionError):  # until the next time
-            self.members.give_sign(self._this_node)
+            self.members.signs.give(self._this_node)
 
     def _get_store(self) -> Store:
         rank, _ = self._get_world()

@@ -9,10 +9,8 @@ waits looks at a few bytes, until somebody has changed what it waits for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
-from typing import Generic, TypeVar
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
@@ -28,54 +26,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
-
-# Who is alive, as one node sees it: whose sign of life has changed, by this node's own clock.
-#
-# What a sign says is never read as a time. The clocks of two machines may differ by minutes;
-# whether something has changed since the last look is the same on all of them. The price: who looks
-# for the first time must look for as long as the dead are given before they are believed to be
-# dead.
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass
-class _Seen:
-    sign: object
-    changed_s: float
-    looked_s: float
-
-
-class Alive(Generic[Key]):
-    """`read` gives somebody's sign of life; it is asked no more often than every `look_s`."""
-
-    def __init__(
-        self,
-        read: Callable[[Key], object],
-        patience_s: float,
-        look_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._read = read
-        self._patience_s = patience_s
-        self._look_s = look_s
-        self._clock = clock
-        self._seen: dict[Key, _Seen] = {}
-
-    def is_dead(self, who: Key) -> bool:
-        """Whether the sign has not changed for too long; who is seen first is alive.
-
-        The first sign is read at the second look: where thousands come at once, nobody need read.
-        """
-        now_s = self._clock()
-        seen = self._seen.setdefault(who, _Seen(None, now_s, now_s))
-        if now_s - seen.looked_s >= self._look_s:
-            seen.looked_s = now_s
-            sign = self._read(who)
-            if sign != seen.sign:
-                seen.sign, seen.changed_s = sign, now_s
-        return now_s - seen.changed_s > self._patience_s
-
+from drivetrain.supervise.rendezvous.signs import Alive
 
 # The last call of a round: once enough nodes are there, how long others may still join.
 #
@@ -126,7 +77,11 @@ class ListOfNodes(_RendezvousStateHolder):
         self._is_dirty = False
         interval_s = settings.keep_alive_interval.total_seconds()
         patience_s = interval_s * settings.keep_alive_max_attempt
-        self._alive = Alive(self._sign, patience_s, look_s=interval_s)
+        self._alive = Alive(self._sign, self._sign_now, patience_s, look_s=interval_s)
+        self._interval_s = interval_s
+        self._looked_s = 0.0
+        self._signs: dict[str, str] = {}
+        self._signs_s = 0.0
         self._last_call = LastCall(settings.timeout.last_call.total_seconds())
         self.only_turns = False
         """Whether only changes are looked for that somebody waits for."""
@@ -152,7 +107,9 @@ class ListOfNodes(_RendezvousStateHolder):
             self._state, self._head = _RendezvousState(), Head(0, 0)
         elif head.turn != self._head.turn or not (self.only_turns or head == self._head):
             self._read()
-        self._leave_out_the_dead()
+            self._leave_out_the_dead()
+        elif time.monotonic() - self._looked_s >= self._interval_s:
+            self._leave_out_the_dead()
         self._state.deadline = self._last_call.as_seen(self._state.deadline)
         return None
 
@@ -171,6 +128,8 @@ class ListOfNodes(_RendezvousStateHolder):
         self._is_dirty = False
 
     def _leave_out_the_dead(self) -> None:
+        """Of a list that was just read, and then as often as signs of life are given."""
+        self._looked_s = time.monotonic()
         state = self._state
         dead = self._dead_of(state.last_heartbeats if self.is_joining else state.wait_list)
         was_taking_part = any(node in state.participants for node in dead)
@@ -189,9 +148,15 @@ class ListOfNodes(_RendezvousStateHolder):
         """Whether a node has given no sign of life for too long, by this node's clock."""
         return self._alive.is_dead(node)
 
-    def _sign(self, node: _NodeDesc) -> tuple[object, bytes]:
+    def _sign(self, node: _NodeDesc) -> tuple[object, str]:
         """When it says to have come is part of it: who comes again is alive."""
-        return self._state.last_heartbeats.get(node), self._folder.sign(node)
+        now_s = time.monotonic()
+        if now_s - self._signs_s >= self._interval_s / 2:
+            self._signs, self._signs_s = self._folder.signs.all(), now_s
+        return self._state.last_heartbeats.get(node), self._signs.get(str(node), "")
+
+    def _sign_now(self, node: _NodeDesc) -> tuple[object, str]:
+        return self._state.last_heartbeats.get(node), self._folder.signs.of(node)
 
 
 def _awaited(state: _RendezvousState, settings: RendezvousSettings) -> tuple[object, ...]:
@@ -241,6 +206,9 @@ class Orderly(_DistributedRendezvousOpExecutor):
         finally:
             self._list.is_joining = False
 
+    def _record(self, *_: object, **__: object) -> None:
+        """Not torch's events, as in the handler; these would be named under the lock."""
+
     def _takes_part(self) -> bool:
         return self._node in self._list.state.participants
 
@@ -249,7 +217,7 @@ class Orderly(_DistributedRendezvousOpExecutor):
         now_s = time.monotonic()
         if now_s - self._last_sign_s > self._settings.keep_alive_interval.total_seconds():
             self._last_sign_s = now_s
-            self._folder.give_sign(self._node)
+            self._folder.signs.give(self._node)
 
     def _look(self, rule: _Rule, deadline: float) -> _Action:
         """What the rule says, by what is known here; nothing is changed."""
