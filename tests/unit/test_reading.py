@@ -198,6 +198,16 @@ def test_reading_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_looking_at_a_run_loads_neither_the_config_nor_studies() -> None:
+    """They take as long to load as a run takes to read."""
+    code = (
+        "import sys, drivetrain.cli.looking;"
+        " print(*{'torch', 'drivetrain.config.schema', 'drivetrain.tune.space'} & {*sys.modules})"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == []
+
+
 def _begun(path: Path) -> Path:
     (path / "events").mkdir()
     return path

@@ -85,44 +85,57 @@ def test_who_lives_changes_nothing_that_others_must_read(tmp_path: Path) -> None
 # One node reads all signs for the others
 
 
-def _signs_of(folder: Path, count: int) -> tuple[list[_NodeDesc], list[SignsOfLife]]:
+class View:
+    """What one of some nodes sees of their signs."""
+
+    def __init__(self, folder: Path, node: _NodeDesc, nodes: list[_NodeDesc]) -> None:
+        self.signs, self.node, self.nodes = SignsOfLife(folder), node, nodes
+        self.give()
+
+    def give(self) -> None:
+        self.signs.give(self.node)
+
+    def all(self) -> dict[_NodeDesc, str]:
+        found = self.signs.all(lambda: self.nodes)
+        return {node: found[str(node)] for node in self.nodes if str(node) in found}
+
+
+def _signs_of(folder: Path, count: int) -> tuple[list[_NodeDesc], list[View]]:
     """Nodes that have given a sign, and what each of them sees."""
     nodes = [_NodeDesc("host", 1, index) for index in range(count)]
-    views = [SignsOfLife(folder) for _ in nodes]
-    for node, view in zip(nodes, views, strict=True):
-        view.give(node)
-    return nodes, views
+    return nodes, [View(folder, node, nodes) for node in nodes]
 
 
 def test_only_one_node_reads_the_files_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, views = _signs_of(tmp_path, 8)
+    SignsOfLife(tmp_path).give(_NodeDesc("host", 0, 0))  # of somebody who is no longer there
     read: list[int] = []
     original = SignsOfLife._read
 
-    def counted(view: SignsOfLife, name: str) -> bytes:
-        read.append(views.index(view))
-        return original(view, name)
+    def counted(signs: SignsOfLife, node: _NodeDesc) -> bytes:
+        read.append([view.signs for view in views].index(signs))
+        return original(signs, node)
 
     monkeypatch.setattr(SignsOfLife, "_read", counted)
-    seen: list[dict[str, str]] = []
+    seen: list[dict[_NodeDesc, str]] = []
     for _ in range(5):
         seen.append(views[0].all())
         assert all(view.all() == seen[-1] for view in views[1:])
-        views[3].give(nodes[3])
+        views[3].give()
     assert read == [0] * 5 * 8
-    assert len({signs[str(nodes[3])] for signs in seen}) == 5
-    assert len({signs[str(nodes[4])] for signs in seen}) == 1
+    assert len({signs[nodes[3]] for signs in seen}) == 5
+    assert len({signs[nodes[4]] for signs in seen}) == 1
 
 
 def test_another_collects_when_the_one_that_did_is_gone(tmp_path: Path) -> None:
     nodes, views = _signs_of(tmp_path, 3)
     before = views[0].all()
     assert views[1].all() == views[2].all() == before
-    views[1].give(nodes[1])
+    views[1].give()
     after = views[2].all()
-    assert after[str(nodes[1])] != before[str(nodes[1])]
+    assert after[nodes[1]] != before[nodes[1]]
     assert views[1].all() == after
 
 
@@ -147,7 +160,7 @@ def test_a_damaged_collection_is_replaced(tmp_path: Path, damage: bytes) -> None
     (tmp_path / "signs").write_bytes(damage)
     views[0].all()
     found = views[0].all()
-    assert found.keys() == {str(node) for node in nodes}
+    assert found.keys() == set(nodes)
     assert views[1].all() == found
 
 
@@ -161,8 +174,8 @@ def test_signs_are_seen_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("drivetrain.supervise.rendezvous.signs.write_whole", full)
     found = []
     for _ in range(4):
-        views[1].give(nodes[1])
-        found.append(views[0].all()[str(nodes[1])])
+        views[1].give()
+        found.append(views[0].all()[nodes[1]])
     assert len(set(found)) == 4
 
 

@@ -20,11 +20,10 @@ from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.core.text import readable_bytes, readable_duration, readable_rate
 from drivetrain.diagnose.finding import Finding, Severity
-from drivetrain.diagnose.run import diagnose
 from drivetrain.record.ledger import CLASSES, COLOURS, LABELS, Ledger
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import RunStatus, status_of
-from drivetrain.tune.settings import is_study, load_study
+from drivetrain.tune import is_study
 
 # `drivetrain status` and `drivetrain runs`.
 
@@ -216,6 +215,7 @@ def print_json(document: Any) -> None:
 def report(address: str, output: str) -> int:
     if is_study(address):
         from drivetrain.tune.page import study_page
+        from drivetrain.tune.settings import load_study
 
         _write_page(output, study_page(load_study(Path(address)), time.time()))
         return 0
@@ -265,6 +265,7 @@ def watch(address: str, every_s: float, *, once: bool) -> int:
 
 def _watch_study(address: str, every_s: float, *, once: bool) -> int:
     from drivetrain.tune.screen import look
+    from drivetrain.tune.settings import load_study
     from drivetrain.view.terminal.screen import follow_live
 
     study, console = load_study(Path(address)), terminal()
@@ -281,6 +282,7 @@ def _watch_study(address: str, every_s: float, *, once: bool) -> int:
 def plot(address: str, output: str) -> int:
     """A study's charts alone."""
     from drivetrain.tune.page import study_page
+    from drivetrain.tune.settings import load_study
 
     study = load_study(Path(address))
     if Path(output).suffix not in (".html", ".htm"):
@@ -307,6 +309,8 @@ _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severit
 
 def run_diagnosis(address: str, *, as_json: bool) -> int:
     """Print the findings; 1 when one of them is an error."""
+    from drivetrain.diagnose.run import diagnose
+
     findings = diagnose(address)
     if as_json:
         say(json.dumps([finding.as_json() for finding in findings], indent=2))

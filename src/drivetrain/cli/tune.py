@@ -16,7 +16,7 @@ from drivetrain.core.errors import ConfigError, DrivetrainError, Problem
 from drivetrain.core.text import plain
 from drivetrain.launch import submission, template
 from drivetrain.launch.request import Request, read_request
-from drivetrain.tune import budget, decide, fit, fork, lineage, rows, warm_start
+from drivetrain.tune import STUDY_FILE, budget, decide, fit, fork, lineage, rows, warm_start
 from drivetrain.tune.by_number import grid
 from drivetrain.tune.driver import LOCK, Driver
 from drivetrain.tune.journal import State, read_journal
@@ -25,7 +25,6 @@ from drivetrain.tune.pareto import values_of
 from drivetrain.tune.places import places_for
 from drivetrain.tune.sampling import require_libraries, values_as_words
 from drivetrain.tune.settings import (
-    FILE,
     Settings,
     Study,
     checked_settings,
@@ -139,7 +138,7 @@ def _check_budget(settings: Settings, path: Path) -> None:
     """Its words, its price, and that it has not become another kind of budget."""
     if settings.budget and budget.parse(settings.budget).unit == "usd":
         price_per_device_hour(settings)
-    if not (path / FILE).exists():
+    if not (path / STUDY_FILE).exists():
         return
     had = load_study(path).settings.budget
     units = {budget.parse(each).unit if each else "" for each in (had, settings.budget)}
@@ -208,8 +207,8 @@ def stop(path: str) -> None:
 
 def ls(folder: str) -> None:
     """One line per study."""
-    found = [path.parent for path in sorted(Path(folder).glob(f"*/{FILE}"))]
-    found = [Path(folder)] if (Path(folder) / FILE).exists() else found
+    found = [path.parent for path in sorted(Path(folder).glob(f"*/{STUDY_FILE}"))]
+    found = [Path(folder)] if (Path(folder) / STUDY_FILE).exists() else found
     if not found:
         rule, remedy = "no study in it", "drivetrain tune SCRIPT --space … makes one"
         raise ConfigError([Problem("FOLDER", rule, remedy, folder)])

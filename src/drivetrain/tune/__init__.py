@@ -27,12 +27,20 @@ ray_space.py   Ray Tune's domains as ours
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drivetrain.tune.optuna_trial import run_trial
 
 __all__ = ["run_trial"]
+
+STUDY_FILE = "study.json"
+
+
+def is_study(address: str) -> bool:
+    """Whether a directory is a study's, and not a run's: asked where no study need be read."""
+    return "://" not in address and (Path(address) / STUDY_FILE).is_file()
 
 
 def __getattr__(name: str) -> Any:

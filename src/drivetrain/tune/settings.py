@@ -18,12 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 from drivetrain.core.bounded import read_json
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.files import write_whole
+from drivetrain.tune import STUDY_FILE
 from drivetrain.tune.by_number import grid
 from drivetrain.tune.journal import read_journal
 from drivetrain.tune.perturb import Rule, key_problems
 from drivetrain.tune.space import Choice, Space, from_dict
 
-FILE = "study.json"
 Stopping = Literal["successive-halving", "hyperband", "median", "none"]
 Mode = Literal["min", "max"]
 EVOLVING = ("cmaes", "nsgaii")
@@ -264,12 +264,12 @@ def open_study(path: Path, settings: Settings, space: Space) -> Study:
     unfit += [*_grid_problems(settings, space), *_number_problems(settings, space)]
     if found := [*problems(settings), *_said_twice(settings, space), *unfit]:
         raise ConfigError(found)
-    if (path / FILE).exists():
+    if (path / STUDY_FILE).exists():
         before = load_study(path)
         _refuse_changes(before, settings, space, _may_change(path))
     study = Study(path, settings, space)
     document = {"settings": dataclasses.asdict(settings), "space": space.as_dict()}
-    write_whole(path / FILE, json.dumps(document, indent=2) + "\n", sync=True)
+    write_whole(path / STUDY_FILE, json.dumps(document, indent=2) + "\n", sync=True)
     return study
 
 
@@ -309,11 +309,6 @@ def left_to_perturb(settings: Settings, space: Space) -> list[str]:
     return [key for key in space.parameters if key not in space.numbers]
 
 
-def is_study(address: str) -> bool:
-    """Whether a directory is a study's, and not a run's."""
-    return "://" not in address and (Path(address) / FILE).is_file()
-
-
 def _said_twice(settings: Settings, space: Space) -> list[Problem]:
     """Words for every trial that the study's own would overrule."""
     said = {word.partition("=")[0] for word in settings.script_args if "=" in word}
@@ -324,13 +319,16 @@ def _said_twice(settings: Settings, space: Space) -> list[Problem]:
 
 def load_study(path: Path) -> Study:
     """The study in a directory."""
-    file = path / FILE
+    file = path / STUDY_FILE
     try:
         document = read_json(file)
         settings = TypeAdapter(Settings).validate_python(document["settings"])
         return Study(path, settings, from_dict(document["space"]))
     except FileNotFoundError:
-        rule, remedy = f"holds no study (no {FILE})", "drivetrain tune SCRIPT --space … makes one"
+        rule, remedy = (
+            f"holds no study (no {STUDY_FILE})",
+            "drivetrain tune SCRIPT --space … makes one",
+        )
         raise ConfigError([Problem("STUDY", rule, remedy, str(path))]) from None
     except (ValidationError, KeyError, TypeError, ConfigError) as error:
         raise DamagedRun(f"{file}: not a study ({' '.join(str(error).split())[:200]})") from None

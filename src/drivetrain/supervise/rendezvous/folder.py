@@ -155,6 +155,11 @@ class RendezvousFolder:
         except (ValueError, struct.error) as error:
             raise self._damaged(error) from None
 
+    def nodes(self) -> list[_NodeDesc]:
+        """Those in the list, as it is now."""
+        found = self.read()
+        return [] if found is None else list(found[0].last_heartbeats)
+
     def _damaged(self, error: Exception) -> DamagedRun:
         return DamagedRun(
             f"{self._list}: not a list of nodes; remove {self.path} and start again ({error})"

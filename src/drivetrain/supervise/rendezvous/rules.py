@@ -152,7 +152,7 @@ class ListOfNodes(_RendezvousStateHolder):
         """When it says to have come is part of it: who comes again is alive."""
         now_s = time.monotonic()
         if now_s - self._signs_s >= self._interval_s / 2:
-            self._signs, self._signs_s = self._folder.signs.all(), now_s
+            self._signs, self._signs_s = self._folder.signs.all(self._folder.nodes), now_s
         return self._state.last_heartbeats.get(node), self._signs.get(str(node), "")
 
     def _sign_now(self, node: _NodeDesc) -> tuple[object, str]:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -48,17 +48,20 @@ class SignsOfLife:
 
     def has_left(self, node: _NodeDesc) -> bool:
         """Whether a node has said so itself."""
-        return self._read(str(node)) == _GOODBYE
+        return self._read(node) == _GOODBYE
 
     def of(self, node: _NodeDesc) -> str:
         """As it is now; empty when there is none."""
-        return self._read(str(node)).decode(errors="replace")
+        return self._read(node).decode(errors="replace")
 
-    def all(self) -> dict[str, str]:
-        """By node, as they were collected lately; who finds nothing new collects them itself."""
+    def all(self, nodes: Callable[[], Iterable[_NodeDesc]]) -> dict[str, str]:
+        """By node, as they were collected lately; who finds nothing new collects them itself.
+
+        `nodes` are those there are. Others have left files behind: nobody reads them.
+        """
         found = self._collected()
         if found is None or found == self._last:
-            return self._collect(found)
+            return self._collect(found, nodes)
         self._last = found
         return _signs(found)
 
@@ -66,7 +69,9 @@ class SignsOfLife:
         for old in (*self._lives.iterdir(), self._collection):
             old.unlink(missing_ok=True)
 
-    def _collect(self, seen: bytes | None) -> dict[str, str]:
+    def _collect(
+        self, seen: bytes | None, nodes: Callable[[], Iterable[_NodeDesc]]
+    ) -> dict[str, str]:
         """Read all files and write what they say; while somebody else does so, what there is."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -75,7 +80,7 @@ class SignsOfLife:
             self._last = found or b""
             if not is_alone or found != seen:
                 return _signs(self._last)
-            signs = {name: self._read(name).decode(errors="replace") for name in self._names()}
+            signs = {str(node): self.of(node) for node in nodes()}
             with contextlib.suppress(OSError):  # a full disk: then each node collects for itself
                 self._write_collection(signs)
             return signs
@@ -90,19 +95,15 @@ class SignsOfLife:
         write_whole(self._collection, data)
         self._last = data
 
-    def _names(self) -> list[str]:
-        return sorted(os.listdir(self._lives))
-
     def _collected(self) -> bytes | None:
         try:
             return read_bytes(self._collection, most=_MOST_BYTES)
         except OSError:
             return None
 
-    def _read(self, name: str) -> bytes:
-        """Empty when there is none."""
+    def _read(self, node: _NodeDesc) -> bytes:
         try:
-            return read_bytes(self._lives / name, length=len(_GOODBYE))
+            return read_bytes(self._lives / str(node), length=len(_GOODBYE))
         except OSError:
             return b""
 
