@@ -229,6 +229,21 @@ def test_who_has_not_looked_for_long_looks_once_more_before_somebody_is_dead() -
     assert alive.is_dead("b")
 
 
+@pytest.mark.parametrize("collected", [{}, {"living": 1, "dead": 1}, {"living": 1, "dead": 2}])
+def test_who_dies_is_found_when_nobody_collects_any_more(collected: dict[str, int]) -> None:
+    clock, now = Clock(), {"living": 1, "dead": 2}
+    alive = Alive(collected.get, now.__getitem__, patience_s=12, look_s=3, clock=clock)
+    dead: dict[str, float] = {}
+    for second in range(60):
+        clock.now_s = second
+        now["living"] += 1
+        for who in now:
+            if alive.is_dead(who):
+                dead.setdefault(who, second)
+    assert dead.keys() == {"dead"}
+    assert dead["dead"] <= 2 * (12 + 3)
+
+
 @pytest.mark.parametrize("skew_s", [-600, 600])
 def test_a_last_call_lasts_as_long_by_every_clock(skew_s: float) -> None:
     clock = Clock()

@@ -148,12 +148,13 @@ class ListOfNodes(_RendezvousStateHolder):
         """Whether a node has given no sign of life for too long, by this node's clock."""
         return self._alive.is_dead(node)
 
-    def _sign(self, node: _NodeDesc) -> tuple[object, str]:
+    def _sign(self, node: _NodeDesc) -> tuple[object, str] | None:
         """When it says to have come is part of it: who comes again is alive."""
         now_s = time.monotonic()
         if now_s - self._signs_s >= self._interval_s / 2:
             self._signs, self._signs_s = self._folder.signs.all(self._folder.nodes), now_s
-        return self._state.last_heartbeats.get(node), self._signs.get(str(node), "")
+        sign = self._signs.get(str(node))
+        return None if sign is None else (self._state.last_heartbeats.get(node), sign)
 
     def _sign_now(self, node: _NodeDesc) -> tuple[object, str]:
         return self._state.last_heartbeats.get(node), self._folder.signs.of(node)

@@ -139,24 +139,23 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class _Seen:
-    sign: object
     changed_s: float
     looked_s: float
-
-    def note(self, sign: object, now_s: float) -> None:
-        if sign != self.sign:
-            self.sign, self.changed_s = sign, now_s
+    sign: object = None
+    read: object = None
+    """What `read` last gave: the same again is no news, also where `read_now` has given another."""
 
 
 class Alive(Generic[Key]):
     """`read` gives somebody's sign of life; it is asked no more often than every `look_s`.
 
-    What it gives may be old. `read_now` has the last word before somebody is believed to be dead.
+    What it gives may be old, or None. `read_now` has the last word before somebody is believed to
+    be dead.
     """
 
     def __init__(
         self,
-        read: Callable[[Key], object],
+        read: Callable[[Key], object | None],
         read_now: Callable[[Key], object],
         patience_s: float,
         look_s: float,
@@ -175,11 +174,17 @@ class Alive(Generic[Key]):
         The first sign is read at the second look: where thousands come at once, nobody need read.
         """
         now_s = self._clock()
-        seen = self._seen.setdefault(who, _Seen(None, now_s, now_s))
+        seen = self._seen.setdefault(who, _Seen(now_s, now_s))
+        sign = seen.sign
         if now_s - seen.looked_s >= self._look_s:
             seen.looked_s = now_s
-            seen.note(self._read(who), now_s)
-        if now_s - seen.changed_s <= self._patience_s:
-            return False
-        seen.note(self._read_now(who), now_s)
-        return now_s - seen.changed_s > self._patience_s
+            found = self._read(who)
+            if found is not None and found != seen.read:
+                seen.read = sign = found
+        if sign == seen.sign and now_s - seen.changed_s > self._patience_s:
+            sign = self._read_now(who)
+            if sign == seen.sign:
+                return True
+        if sign != seen.sign:
+            seen.sign, seen.changed_s = sign, now_s
+        return False
