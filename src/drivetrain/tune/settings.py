@@ -325,10 +325,8 @@ def load_study(path: Path) -> Study:
         settings = TypeAdapter(Settings).validate_python(document["settings"])
         return Study(path, settings, from_dict(document["space"]))
     except FileNotFoundError:
-        rule, remedy = (
-            f"holds no study (no {STUDY_FILE})",
-            "drivetrain tune SCRIPT --space … makes one",
-        )
+        rule = f"holds no study (no {STUDY_FILE})"
+        remedy = "drivetrain tune SCRIPT --space … makes one"
         raise ConfigError([Problem("STUDY", rule, remedy, str(path))]) from None
     except (ValidationError, KeyError, TypeError, ConfigError) as error:
         raise DamagedRun(f"{file}: not a study ({' '.join(str(error).split())[:200]})") from None

@@ -145,6 +145,10 @@ class _Seen:
     read: object = None
     """What `read` last gave: the same again is no news, also where `read_now` has given another."""
 
+    def note(self, sign: object, now_s: float) -> None:
+        if sign != self.sign:
+            self.sign, self.changed_s = sign, now_s
+
 
 class Alive(Generic[Key]):
     """`read` gives somebody's sign of life; it is asked no more often than every `look_s`.
@@ -175,16 +179,12 @@ class Alive(Generic[Key]):
         """
         now_s = self._clock()
         seen = self._seen.setdefault(who, _Seen(now_s, now_s))
-        sign = seen.sign
         if now_s - seen.looked_s >= self._look_s:
             seen.looked_s = now_s
             found = self._read(who)
             if found is not None and found != seen.read:
-                seen.read = sign = found
-        if sign == seen.sign and now_s - seen.changed_s > self._patience_s:
-            sign = self._read_now(who)
-            if sign == seen.sign:
-                return True
-        if sign != seen.sign:
-            seen.sign, seen.changed_s = sign, now_s
-        return False
+                seen.read = found
+                seen.note(found, now_s)
+        if now_s - seen.changed_s > self._patience_s:
+            seen.note(self._read_now(who), now_s)
+        return now_s - seen.changed_s > self._patience_s
