@@ -119,6 +119,7 @@ tour:                             ## the commands of docs/tour.md, run here, and
 # what they print on the page.
 APPLICATIONS := contrastive finetuning images language recommender
 $(APPLICATIONS:%=application-%): application-%:
+	$(MAKE) setup EXTRA=dev-all
 	$(call play,examples/applications/$*/README.md,build/applications/$*,$(WRITE))
 
 applications: $(APPLICATIONS:%=application-%)  ## all of examples/applications, one after the other, as their pages say (half an hour)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 from typer.testing import CliRunner
@@ -185,22 +187,25 @@ def test_a_rank_that_never_joins_does_not_hold_the_front_door(tmp_path: Path) ->
     assert time.monotonic() - start_s < 60
 
 
-def _seconds_of(code: str, *arguments: str) -> float:
-    start_s = time.perf_counter()
+def _processor_seconds_of(code: str, *arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, check=True, timeout=60
     )
-    return time.perf_counter() - start_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.alone
 def test_help_is_quick_and_loads_no_torch() -> None:
-    # A machine has its own speed: what counts is what we add to the library that prints the help.
-    typer_s, help_s = [], []
-    for _ in range(7):
-        typer_s.append(_seconds_of("import typer"))
-        help_s.append(_seconds_of("from drivetrain.cli.main import main; main()", "--help"))
-    assert min(help_s) < 1.6 * min(typer_s)
+    # A machine has its own speed, which also changes from second to second: what counts is what we
+    # add to the library that prints the help, measured in turns.
+    ratios = []
+    for _ in range(9):
+        typer_s = _processor_seconds_of("import typer")
+        help_s = _processor_seconds_of("from drivetrain.cli.main import main; main()", "--help")
+        ratios.append(help_s / typer_s)
+    assert median(ratios) < 1.6
     imports = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import drivetrain, drivetrain.cli.main"],
         capture_output=True,

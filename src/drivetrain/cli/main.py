@@ -73,9 +73,20 @@ def with_flags_of(whole: typer.Typer, argv: Collection[str]) -> typer.Typer:
     ]
     narrow.registered_groups = [copy.copy(group) for group in whole.registered_groups]
     for group in narrow.registered_groups:
-        if group.typer_instance is not None:
+        if group.typer_instance is None:
+            continue
+        if isinstance(group.name, str) and group.name not in argv:
+            group.typer_instance = _without_verbs(group.typer_instance)
+        else:  # named, or its verbs are listed among the others
             group.typer_instance = with_flags_of(group.typer_instance, argv)
     return narrow
+
+
+def _without_verbs(group: typer.Typer) -> typer.Typer:
+    """Of a group that argv does not name, only the group itself is shown."""
+    empty = copy.copy(group)
+    empty.registered_commands, empty.registered_groups = [], []
+    return empty
 
 
 def _name_of(verb: CommandInfo) -> str:
