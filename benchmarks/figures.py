@@ -14,6 +14,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 _RESULTS = "benchmarks/results"
 _PACKAGE = "src/drivetrain"
+_NOT_TEXT_ONLY = ["--invert-grep", "--grep=^Text-only: "]
+"""Without commits whose trailer says that they changed comments, docstrings or messages alone."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def figures() -> list[Figure]:
 
 def _figure(name: str, entry: Mapping[str, Any]) -> Figure:
     commit, date = _git("log", "-1", "--format=%h %as", "--", f"{_RESULTS}/{name}").split()
-    since = [f"{commit}..HEAD", "--", *code_of(entry)]
+    since = [*_NOT_TEXT_ONLY, f"{commit}..HEAD", "--", *code_of(entry)]
     return Figure(
         name=name,
         target=entry["make"],

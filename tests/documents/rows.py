@@ -25,7 +25,7 @@ QUICK_START = (
         "cli-horovod",
         "horovodrun -np 8 python -m drivetrain.cli train --script train.py --backend horovod",
         "not run",
-        "for want of Horovod; each process is to become the script ([how](horovod.md#how))",
+        "for want of Horovod; each process is to become the script ([how](horovod.md#usage))",
         command="horovodrun -np 2 --gloo python -m drivetrain.cli train --script train.py "
         "--backend horovod",
         needs="horovod",
@@ -91,7 +91,7 @@ TRAINERS = (
         "HorovodTrainer(model=model, optimizer=optimizer, loss_fn=loss_fn, "
         "verbose=(hvd.rank() == 0)).fit(train_loader, epochs=100)",
         "works",
-        "with Horovod built ([how](horovod.md#how))",
+        "with Horovod built ([how](horovod.md#usage))",
         shown_by="tests/ranks/test_horovod.py",
         needs="horovod",
     ),
@@ -639,7 +639,7 @@ NAMED = (
         "checkpointing strategies: incremental",
         "works",
         "`checkpoint.incremental=true` writes what has changed, byte by byte "
-        "([checkpoints](checkpoints.md#only-what-has-changed)); what is not trained can be left "
+        "([checkpoints](checkpoints.md#incremental-checkpoints)); what is not trained can be left "
         "out (`checkpoint.contents=trained`)",
         code="from drivetrain import Task, Trainer\n"
         "from drivetrain.checkpoint.locate import locate\n"
