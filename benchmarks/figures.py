@@ -75,7 +75,8 @@ def figures() -> list[Figure]:
 
 
 def _figure(name: str, entry: Mapping[str, Any]) -> Figure:
-    commit, date = _git("log", "-1", "--format=%h %as", "--", f"{_RESULTS}/{name}").split()
+    recorded = ["--", f"{_RESULTS}/{name}"]
+    commit, date = _git("log", "-1", "--format=%h %as", *_NOT_TEXT_ONLY, *recorded).split()
     since = [*_NOT_TEXT_ONLY, f"{commit}..HEAD", "--", *code_of(entry)]
     return Figure(
         name=name,

@@ -23,7 +23,7 @@ from drivetrain.record.requests import ProfileRequest
 
 @dataclass(frozen=True)
 class ProfileChoice:
-    """What was asked for on the command line."""
+    """The command's options."""
 
     ranks: str
     steps: str
@@ -33,7 +33,7 @@ class ProfileChoice:
 
 
 def run(argv: list[str], choice: ProfileChoice) -> int:
-    """Run the script with a profiler around the chosen steps, and say what they spent time on."""
+    """Run the script with a profiler around the chosen steps, and print where their time went."""
     request = _request(choice)
     console = terminal()
     if choice.nsys:
@@ -47,16 +47,13 @@ def run(argv: list[str], choice: ProfileChoice) -> int:
     traces = sorted(Path(request.folder).glob("rank-*.trace.json.gz"))
     if not traces:
         raise EnvironmentProblem([_nothing(choice)])
-    summaries = {
-        _rank(path): summarize(json.loads(gzip.decompress(path.read_bytes()))) for path in traces
-    }
-    show(summaries, console)
+    show({_rank(path): _summary(path) for path in traces}, console)
     console.print(f"\ntraces: {request.folder}  (open in https://ui.perfetto.dev, or TensorBoard)")
     return 0
 
 
 def nsys_command(argv: list[str], request: ProfileRequest) -> str:
-    """The same under NVIDIA's Nsight Systems; shown, not run."""
+    """The command that does the same under NVIDIA's Nsight Systems; it is printed, not run."""
     command = [
         "nsys",
         "profile",
@@ -70,7 +67,7 @@ def nsys_command(argv: list[str], request: ProfileRequest) -> str:
 
 
 def show(summaries: dict[int, Summary], console: Console) -> None:
-    """One line per rank, and what the first one's operators took."""
+    """Print one line per rank, and the time of the first rank's operators."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = ("rank", "steps", "ms/step", "compute", "exposed comm.", "overlapped", "other")
     for name in names:
@@ -130,7 +127,7 @@ def _request(choice: ProfileChoice) -> ProfileRequest:
 
 def _nothing(choice: ProfileChoice) -> Problem:
     rule = "the run has no such step, or the script does not train with Trainer"
-    return Problem("--steps", rule, "choose steps that are taken", choice.steps)
+    return Problem("--steps", rule, "choose steps that the run reaches", choice.steps)
 
 
 def _summary(path: Path) -> Summary:
